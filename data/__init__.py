@@ -1,0 +1,1 @@
+"""Facts of common knowledge, installed as `mlpswap_data` so that they travel with the wheel."""

@@ -1,0 +1,149 @@
+"""Typed configuration: a dataclass is the schema, a YAML file and `key=value` overrides fill it in.
+
+Defaults stand in the dataclasses, help text beside each field. Whatever is unknown or of the wrong type is refused with
+the key's full name.
+"""
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from mlpswap.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING) -> Any:
+    """A dataclass field with help text. Use `factory` for mutable defaults and nested dataclasses."""
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+def find_config(name: str) -> Path:
+    """The file that `--config NAME` means: a path, or the name of a packaged preset (no folder, no suffix)."""
+    path = Path(name)
+    if path.suffix or path.parent != Path("."):
+        if not path.is_file():
+            raise ConfigError(f"config file {path} does not exist (working directory: {os.getcwd()})")
+        return path
+    presets = {preset.stem: preset for preset in packaged_presets()}
+    if name not in presets:
+        near = difflib.get_close_matches(name, presets, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"no preset '{name}': there are {', '.join(sorted(presets))}{hint}")
+    return presets[name]
+
+
+def packaged_presets() -> Iterator[Path]:
+    """The YAML files of `configs/`, as installed."""
+    import mlpswap_configs
+
+    yield from sorted(Path(mlpswap_configs.__path__[0]).glob("*.yaml"))
+
+
+def packaged_books() -> Path:
+    """The packaged `data/books.csv`."""
+    import mlpswap_data
+
+    return Path(mlpswap_data.__path__[0]) / "books.csv"
+
+
+def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[str] = ()) -> T:
+    """Merge the defaults of `schema`, the YAML file `source` and the overrides, in this order.
+
+    Raises `ConfigError` with the file and the key for unknown keys, wrong types and duplicate keys.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = find_config(str(source)) if source is not None else None
+    for text in overrides:
+        if "=" not in text or text.startswith(("-", "=")):
+            raise ConfigError(f"override '{text}' is not of the form key=value")
+    merged = OmegaConf.structured(schema)
+    where = str(path)
+    try:
+        if path is not None:
+            try:
+                loaded = OmegaConf.load(path)
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+            if not OmegaConf.is_dict(loaded):
+                raise ConfigError(f"{path}: expected a mapping of keys, found {type(loaded).__name__}")
+            merged = OmegaConf.merge(merged, loaded)
+        for text in overrides:
+            where = f"override '{text}'"
+            merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([text]))
+        where = str(path) if path is not None else "configuration"
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
+
+
+def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
+    """The dataclass `schema` filled from a mapping: the second step for editors and constructions.
+
+    The keys of a plug-in's own `Config` are known only once its name is; so they travel as a plain mapping until then.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A dataclass as nested plain containers, ready for YAML and JSON."""
+    return dataclasses.asdict(config)
+
+
+def to_yaml(config: Any) -> str:
+    """The complete resolved configuration as YAML text."""
+    import yaml
+
+    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def describe(schema: type, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """(key, type, default, help) of every field, nested ones with their full name."""
+    hints = get_type_hints(schema)
+    for each in fields(schema):
+        key, kind = prefix + each.name, hints[each.name]
+        if is_dataclass(kind):
+            yield from describe(kind, key + ".")  # type: ignore[arg-type]
+        else:
+            yield key, _type_name(kind), _default(each), each.metadata.get("help", "")
+
+
+def _default(each: Field) -> Any:
+    if each.default is not MISSING:
+        return each.default
+    return each.default_factory() if each.default_factory is not MISSING else "(required)"
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    keep = [line for line in lines if not line.startswith(("object_type", "reference_type"))]
+    return "; ".join(line.replace("full_key: ", "key ") for line in keep)
+
+
+def _hint(schema: type, error: Exception) -> str:
+    key = getattr(error, "full_key", None) or getattr(error, "key", None)
+    known = [name for name, *_ in describe(schema)]
+    if not key or key in known or "did you mean" in str(error).lower():
+        return ""
+    near = difflib.get_close_matches(str(key), known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,58 @@
+"""What can go wrong through the user's input. The command line prints one sentence and exits with 2."""
+
+
+class MlpSwapError(Exception):
+    """Base of every error that the user can mend; its text says where, what was found and what was expected."""
+
+
+class ConfigError(MlpSwapError, ValueError):
+    """A configuration file, an override or a combination of settings is wrong."""
+
+
+class FactsError(MlpSwapError, ValueError):
+    """A fact file or a fact set is wrong: names the file and the line, or the key."""
+
+
+class RegistryError(MlpSwapError, LookupError):
+    """A construction or an editor of that name is not there, or cannot be loaded."""
+
+
+class RunFolderError(MlpSwapError, OSError):
+    """A run folder cannot be written, or holds a finished run."""
+
+
+class CheckpointError(MlpSwapError, ValueError):
+    """A saved model, checkpoint or patch is damaged, or does not belong to the model at hand."""
+
+
+class NonFiniteError(MlpSwapError, ValueError):
+    """A tensor holds NaN or infinity; the text names it."""
+
+
+class InfeasibleConstructionError(MlpSwapError, ValueError):
+    """The construction cannot exist at this size; the text holds the violated inequality with its numbers."""
+
+
+class DegenerateKeysError(MlpSwapError, ValueError):
+    """Keys are zero, or equal while their values differ. `indices` lists them."""
+
+    def __init__(self, message: str, indices: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.indices = indices
+
+
+class RequestError(MlpSwapError, ValueError):
+    """An edit request cannot be carried out; the text names the request's id."""
+
+
+class UnsupportedEditorError(MlpSwapError, TypeError):
+    """The editor needs something that this model's adapter does not offer."""
+
+
+class SingularMomentError(MlpSwapError, ValueError):
+    """The second moment of the keys has no inverse. `rank` and `width` say by how much."""
+
+    def __init__(self, message: str, rank: int, width: int):
+        super().__init__(message)
+        self.rank = rank
+        self.width = width

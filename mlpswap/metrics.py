@@ -1,0 +1,221 @@
+"""Every number that a report shows about a host, defined once.
+
+Ties count as failures. Accuracy of the host is over the full vocabulary. Two fact MLPs are always compared on the same
+prompts: attention, router and language expert do not depend on the fact MLP, so they are computed once for both.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mlpswap.constructions.base import FactMLP
+from mlpswap.tasks.base import IGNORE, Batch, Task, TemplateTable
+
+DEFINITIONS: dict[str, str] = {
+    "value_accuracy": "share of prompts whose value has strictly the largest logit of the vocabulary, with the fact MLP trained with",
+    "fact_adaptive_accuracy": "the same after the swap to another fact set, wanted values from that set; nothing else changes",
+    "capacity_trained": "share of facts that the bare fact MLP stores, over the values",
+    "capacity_swap": "the same for the MLP swapped in; the ceiling of fact_adaptive_accuracy",
+    "usability": "fact_adaptive_accuracy / capacity_swap",
+    "attention_mass": "mean attention from the value position to the key, averaged over heads",
+    "gate_value": "mean weight of the fact expert where the value is predicted",
+    "gate_other": "mean weight of the fact expert at all other positions",
+    "nonfact_ce_before": "mean cross-entropy (nats, full vocabulary) of all predicted tokens but the value, before the swap",
+    "nonfact_ce_after": "the same after the swap, on the same prompts",
+    "nonfact_ce_ratio": "nonfact_ce_after / nonfact_ce_before",
+    "nonfact_word_ce_ratio": "the same ratio without the positions that predict the book, which nothing can predict",
+    "heldout_accuracy": "value_accuracy on templates 17-32, never trained",
+    "heldout_accuracy_after_swap": "fact_adaptive_accuracy on templates 17-32",
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the head needs to know at n positions, and nothing that depends on the fact MLP.
+
+    The mixture's output there is `gate * g(z) + rest` for any fact MLP g.
+    """
+
+    z: Float[Tensor, "n d"]
+    gate: Float[Tensor, " n"]
+    rest: Float[Tensor, "n d"]
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def __getitem__(self, index: Tensor | slice) -> "Rows":
+        return Rows(self.z[index], self.gate[index], self.rest[index])
+
+    def mixed(self, fact_mlp: FactMLP) -> Float[Tensor, "n d"]:
+        return self.gate[:, None] * fact_mlp(self.z) + self.rest
+
+    @classmethod
+    def cat(cls, parts: list["Rows"]) -> "Rows":
+        return cls(
+            *(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__)
+        )
+
+
+def rows_of(model, a: Float[Tensor, "n d"]) -> Rows:
+    """`Rows` from outputs of the attention."""
+    gate, rest = model.mix_terms(a)
+    return Rows(model.norm_input(a), gate, rest)
+
+
+@torch.no_grad()
+def is_top1(
+    model, y: Float[Tensor, "n d"], wanted: Int[Tensor, " n"], *, block: int = 4096
+) -> Bool[Tensor, " n"]:
+    """Whether `wanted` has strictly the largest logit; exact, in blocks of the vocabulary, dropping rows once beaten."""
+    direction, table = model.head_direction(y), model.get_output_embeddings().weight
+    right = torch.einsum("nd,nd->n", direction, table[wanted])
+    alive = torch.arange(len(y), device=y.device)
+    for start in range(0, len(table), block):
+        columns = table[start : start + block]
+        logits = direction[alive] @ columns.T  # (alive, block)
+        own = wanted[alive] - start
+        inside = (own >= 0) & (own < len(columns))
+        # The wanted token's own column is no rival, and its logit is taken from this very product.
+        position = own.clamp(0, len(columns) - 1)[:, None]
+        mine = logits.gather(1, position).squeeze(1)
+        right[alive] = torch.where(inside, mine, right[alive])
+        logits.scatter_(1, position, torch.where(inside, float("-inf"), mine)[:, None])
+        alive = alive[logits.amax(dim=1) < right[alive]]
+    result = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    result[alive] = True
+    return result
+
+
+@torch.no_grad()
+def token_nll(
+    model, y: Float[Tensor, "n d"], wanted: Int[Tensor, " n"], *, chunk: int = 1024
+) -> Float[Tensor, " n"]:
+    """-log softmax over the full vocabulary at `wanted`, in nats."""
+    parts = []
+    for rows, tokens in zip(y.split(chunk), wanted.split(chunk), strict=True):
+        parts.append(torch.nn.functional.cross_entropy(model.head(rows), tokens, reduction="none"))
+    return torch.cat(parts) if parts else y.new_zeros(0)
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Measurements of n prompts, one row each, so that processes gather rows and every mean is taken once.
+
+    `correct[m]` belongs to the m-th fact MLP. For a language task, `nll` and `word_nll` are sums over the positions other
+    than the value's (the latter also without the book's), `tokens` and `words` their numbers; else zero.
+    """
+
+    correct: Bool[Tensor, "n mlps"]
+    attention: Float[Tensor, " n"]
+    gate: Float[Tensor, " n"]
+    gate_other: Float[Tensor, " n"]
+    nll: Float[Tensor, "n mlps"]
+    word_nll: Float[Tensor, "n mlps"]
+    tokens: Int[Tensor, " n"]
+    words: Int[Tensor, " n"]
+
+    @classmethod
+    def cat(cls, parts: list["PairScores"]) -> "PairScores":
+        return cls(
+            *(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__)
+        )
+
+    def map(self, function) -> "PairScores":
+        return PairScores(*(function(getattr(self, name)) for name in self.__dataclass_fields__))
+
+
+@torch.no_grad()
+def score_batch(
+    model,
+    batch: Batch,
+    wanted: Int[Tensor, "mlps B"],
+    fact_mlps: list[FactMLP],
+    key_ids: Int[Tensor, " F"],
+    *,
+    language: bool,
+) -> PairScores:
+    """Measure one batch for several fact MLPs, row m of `wanted` holding the value ids under the m-th."""
+    attended = model.attend(
+        batch.input_ids, batch.attention_mask, last_only=not language, return_attention=True
+    )
+    last = rows_of(model, attended.a[:, -1])
+    heads_mean = attended.probabilities[:, :, -1].mean(dim=1)  # (B, T)
+    attention = heads_mean.gather(1, batch.key_position[:, None]).squeeze(1)
+    correct = torch.stack(
+        [is_top1(model, last.mixed(mlp), want) for mlp, want in zip(fact_mlps, wanted, strict=True)], dim=1
+    )
+    n, zero = len(batch), torch.zeros(len(batch), dtype=torch.float64, device=attention.device)
+    nll = zero[:, None].repeat(1, len(fact_mlps))
+    word_nll, gate_other = nll.clone(), zero.clone()
+    tokens = words = torch.zeros(n, dtype=torch.long, device=zero.device)
+    if language:
+        labelled = batch.labels != IGNORE
+        labelled[:, -1] = False  # (B, T): every predicted token but the value
+        owner = labelled.nonzero()[:, 0]
+        targets = batch.labels[labelled]
+        rows = rows_of(model, attended.a[labelled])
+        is_word = ~torch.isin(targets, key_ids)
+        tokens = torch.bincount(owner, minlength=n)
+        words = torch.bincount(owner[is_word], minlength=n)
+        gate_other.index_add_(0, owner, rows.gate.double())
+        for m, mlp in enumerate(fact_mlps):
+            losses = token_nll(model, rows.mixed(mlp), targets).double()
+            nll[:, m].index_add_(0, owner, losses)
+            word_nll[:, m].index_add_(0, owner[is_word], losses[is_word])
+    return PairScores(correct, attention.double(), last.gate.double(), gate_other, nll, word_nll, tokens, words)
+
+
+def score_pairs(
+    model,
+    task: Task,
+    samples: Int[Tensor, " n"],
+    fact_mlps: Mapping[str, FactMLP],
+    targets: Mapping[str, Int[Tensor, " F"]],
+    *,
+    table: TemplateTable | None = None,
+    language: bool,
+    chunk: int = 64,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[tuple[int, PairScores]]:
+    """Yield (first sample's place, scores) for chunks of `samples`, every `world`-th chunk starting with `rank`.
+
+    The chunks do not depend on the number of processes, so neither does any score.
+    """
+    device = model.device
+    key_ids = task.key_ids.to(device)
+    for number, start in enumerate(range(0, len(samples), chunk)):
+        if number % world != rank:
+            continue
+        fact, template = task.pairs(samples[start : start + chunk], table)
+        first = next(iter(targets.values()))
+        batch = task.batch(fact, template, targets=first, table=table).to(device)
+        wanted = torch.stack([targets[name][fact] for name in fact_mlps]).to(device)
+        yield start, score_batch(
+            model, batch, wanted, list(fact_mlps.values()), key_ids, language=language
+        )
+
+
+def summarise(scores: PairScores, before: int = 0, after: int = 1) -> dict[str, float]:
+    """The means of a report: column `before` is the MLP trained with, `after` the one swapped in."""
+    tokens, words = scores.tokens.sum().double(), scores.words.sum().double()
+    accuracy = scores.correct.double().mean(dim=0)
+    summary = {
+        "value_accuracy": float(accuracy[before]),
+        "fact_adaptive_accuracy": float(accuracy[after]),
+        "attention_mass": float(scores.attention.mean()),
+        "gate_value": float(scores.gate.mean()),
+    }
+    if tokens > 0:
+        ce, word_ce = scores.nll.sum(dim=0) / tokens, scores.word_nll.sum(dim=0) / words
+        summary |= {
+            "gate_other": float(scores.gate_other.sum() / tokens),
+            "nonfact_ce_before": float(ce[before]),
+            "nonfact_ce_after": float(ce[after]),
+            "nonfact_ce_ratio": float(ce[after] / ce[before]),
+            "nonfact_word_ce_ratio": float(word_ce[after] / word_ce[before]),
+        }
+    return summary

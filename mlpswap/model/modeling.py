@@ -1,0 +1,358 @@
+"""The host: a GPT-2 variant that looks facts up in a frozen MLP (arXiv 2512.00207, sections 4 and A.3).
+
+One layer does this, E being the frozen table of embeddings:
+
+    u = rms(E[t])                                             (B, T, d)
+    a = softmax(mask(rope(Q(u)) rope(K(u))^T / sqrt(d))) u    (B, T, d)
+    z = rms(a) c                                              (B, T, d)   unit(a) for c = 1 / sqrt(d)
+    y = w g(z) + (1 - w) L(a),  w = sigmoid(R(a))             (B, T, d)   or y = g(z) without the mixture
+    logits = s unit(y) E^T                                    (B, T, V)
+
+Training, evaluation and editing go through the same pieces: `attend`, `norm_input`, `fact_mlp`, `mix`, `head`.
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils.generic import can_return_tuple
+
+from mlpswap.constructions.base import FactMLP
+from mlpswap.errors import FactsError
+from mlpswap.facts import FactSet
+from mlpswap.model.configuration import MlpSwapConfig
+from mlpswap.model.saving import StrictCheckpoints
+from mlpswap.model.tokenization import MlpSwapTokenizer, Vocabulary
+
+EPS = 1e-12  # small enough for rows of any length: rms(E[t]) must not depend on the length of E's rows
+
+
+class Attended(NamedTuple):
+    """a: (B, T, d), or (B, 1, d) of the last positions. probabilities: (B, n_head, Tq, T) or None."""
+
+    a: Tensor
+    probabilities: Tensor | None
+
+
+class Mixed(NamedTuple):
+    """y: (..., d), what the head reads. gate: (...), the weight w of the fact MLP."""
+
+    y: Tensor
+    gate: Tensor
+
+
+def rms(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    """x / sqrt(mean(x^2))."""
+    return F.rms_norm(x, x.shape[-1:], eps=EPS)
+
+
+def rope(
+    x: Float[Tensor, "B H T w"], positions: Int[Tensor, "b T"], theta: float
+) -> Float[Tensor, "B H T w"]:
+    """Rotate the pairs (x_i, x_{i + w/2}) by position * theta^(-2i/w) (arXiv 2104.09864)."""
+    half = x.shape[-1] // 2
+    dtype = torch.promote_types(x.dtype, torch.float32)  # half precision cannot tell far positions apart
+    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
+    angles = positions[:, None, :, None] * frequencies  # (b, 1, T, w/2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def last_real(attention_mask: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
+    """Index of each row's last real token: T - 1 where the padding is on the left."""
+    return attention_mask.shape[1] - 1 - attention_mask.int().flip(1).argmax(dim=1)
+
+
+def pick(x: Float[Tensor, "B T d"], last: Int[Tensor, " B"]) -> Float[Tensor, "B 1 d"]:
+    """One position of each row."""
+    return x[torch.arange(len(x), device=x.device), last][:, None]
+
+
+def projection(config: MlpSwapConfig) -> nn.Module:
+    """Q or K."""
+    d = config.n_embd
+    if config.qk == "linear":
+        return nn.Linear(d, d, bias=False)
+    return nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
+
+
+class Attention(nn.Module):
+    """Causal attention. With identity value and output, head j reads and writes slice j of the width."""
+
+    def __init__(self, config: MlpSwapConfig):
+        super().__init__()
+        d, self.n_head, self.theta = config.n_embd, config.n_head, float(config.rope_theta)
+        self.q, self.k = projection(config), projection(config)
+        learned = config.value_output == "learned"
+        self.v = nn.Linear(d, d, bias=False) if learned else nn.Identity()
+        self.c_proj = nn.Linear(d, d, bias=False) if learned else nn.Identity()
+
+    def forward(
+        self,
+        u: Float[Tensor, "B T d"],
+        positions: Int[Tensor, "b T"],
+        allowed: Bool[Tensor, "B 1 Tq T"],
+        last: Int[Tensor, " B"] | None = None,
+    ) -> Attended:
+        """allowed: what each query may see. last: the only query of each row, or None for all."""
+        asking = u if last is None else pick(u, last)  # (B, Tq, d)
+        asked_at = positions if last is None else positions.expand(len(u), -1).gather(1, last[:, None])
+        q = rope(self._heads(self.q(asking)), asked_at, self.theta)  # (B, H, Tq, w)
+        k = rope(self._heads(self.k(u)), positions, self.theta)  # (B, H, T, w)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (B, H, Tq, T)
+        # The least number rather than -inf: a padded query, which may see nothing, must not become NaN.
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        probabilities = scores.softmax(dim=-1)
+        read = probabilities @ self._heads(self.v(u))  # (B, H, Tq, w)
+        return Attended(self.c_proj(rearrange(read, "b h t w -> b t (h w)")), probabilities)
+
+    def _heads(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B H T w"]:
+        return rearrange(x, "b t (h w) -> b h t w", h=self.n_head)
+
+
+class FrozenNorm(nn.Module):
+    """rms(x) c. The scalar c never trains and no swap recalibrates it: it stands in the configuration."""
+
+    def __init__(self, c: float):
+        super().__init__()
+        self.c = c
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        return rms(x) * self.c
+
+
+class Mixture(nn.Module):
+    """Router and language expert: what stands beside the fact MLP. Both read a, before the norm."""
+
+    def __init__(self, config: MlpSwapConfig):
+        super().__init__()
+        d, r, hidden = config.n_embd, config.language_rank, config.router_hidden
+        self.router = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, 1))
+        self.u = nn.Linear(d, r, bias=False)
+        self.v = nn.Linear(r, d, bias=False)
+
+    def gate(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
+        """w = sigmoid(R(a)), the weight of the fact MLP."""
+        return self.router(a).squeeze(-1).sigmoid()
+
+    def language(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """L(a) = (a U) V / sqrt(d)."""
+        return self.v(self.u(a)) / math.sqrt(a.shape[-1])
+
+
+class Block(nn.Module):
+    """One layer. Earlier ones are attention alone; the last has norm, fact MLP and mixture too."""
+
+    def __init__(self, config: MlpSwapConfig, last: bool):
+        super().__init__()
+        self.attn = Attention(config)
+        self.residual = config.residual
+        if last:
+            self.ln_2: nn.Module = FrozenNorm(config.c)
+            if config.norm == "learned":
+                self.ln_2 = nn.RMSNorm(config.n_embd, eps=EPS)
+                nn.init.constant_(self.ln_2.weight, config.c)
+            self.mlp = FactMLP(config.fact_mlp_config)
+            self.mixture = Mixture(config) if config.mixture else None
+
+    def forward(self, x: Tensor, positions: Tensor, allowed: Tensor, last: Tensor | None = None) -> Attended:
+        """The attention sublayer; norm and mixture belong to `MlpSwapForCausalLM`, piece by piece."""
+        a, probabilities = self.attn(rms(x), positions, allowed, last)
+        if self.residual:
+            a = a + (x if last is None else pick(x, last))
+        return Attended(a, probabilities)
+
+
+class MlpSwapPreTrainedModel(StrictCheckpoints, PreTrainedModel):
+    """What trunk and causal model share with transformers."""
+
+    config_class = MlpSwapConfig
+    base_model_prefix = "transformer"
+    _input_embed_layer = "wte"
+    _supports_sdpa = True  # attention is our own whatever its name; this lets the default name pass
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: constructed weights must stay, and `build_host` draws the others from a generator."""
+
+
+class MlpSwapModel(MlpSwapPreTrainedModel):
+    """The trunk: embeddings and attention, up to what the norm and the mixture of the last layer read."""
+
+    def __init__(self, config: MlpSwapConfig):
+        super().__init__(config)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList(Block(config, i == config.n_layer - 1) for i in range(config.n_layer))
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Int[Tensor, "B T"] | None = None,
+        position_ids: Int[Tensor, "b T"] | None = None,
+        *,
+        last_only: bool = False,
+    ) -> Attended:
+        """See `MlpSwapForCausalLM.attend`."""
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        positions = real.long().cumsum(dim=1).sub(1).clamp(min=0) if position_ids is None else position_ids
+        seen = real.bool()[:, None, None, :]  # (B, 1, 1, T): all that a row's last real token sees
+        allowed = seen & torch.ones_like(seen[0, 0, 0]).expand(real.shape[1], -1).tril()  # (B, 1, T, T)
+        x = rms(self.wte(input_ids))  # (B, T, d)
+        for block in self.h[:-1]:
+            x = block(x, positions, allowed).a
+        if last_only:
+            return self.h[-1](x, positions, seen, last_real(real))
+        return self.h[-1](x, positions, allowed)
+
+
+class MlpSwapForCausalLM(MlpSwapPreTrainedModel, GenerationMixin):
+    """The host. `facts` is the fact set stored now, `tokenizer` its vocabulary, `history` what was done to it.
+
+    Frozen: embeddings, head, fact MLP. There is no key-value cache: an answer is one token long, so that a cache
+    would never be read; `use_cache` changes nothing. Longer output is possible but untrained.
+    """
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "transformer.wte.weight"}
+
+    def __init__(self, config: MlpSwapConfig):
+        super().__init__(config)
+        self.transformer = MlpSwapModel(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.log_s = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+        self.facts: FactSet | None = None
+        self.tokenizer: MlpSwapTokenizer | None = None
+        self.history: list[dict[str, Any]] = []
+        ids = {name: getattr(config, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        self.generation_config = GenerationConfig(max_new_tokens=1, do_sample=False, **ids)
+        self.post_init()
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Let exactly those parameters train that the specification lets train."""
+        self.requires_grad_(True)
+        self.log_s.requires_grad_(self.config.train_logit_scale)
+        for frozen in (self.transformer.wte, self.lm_head, self.fact_mlp):
+            frozen.requires_grad_(False)
+
+    @property
+    def fact_mlp_name(self) -> str:
+        """Where the fact MLP is, as in `get_submodule`."""
+        return f"transformer.h.{self.config.n_layer - 1}.mlp"
+
+    @property
+    def fact_mlp(self) -> FactMLP:
+        return self.transformer.h[-1].mlp
+
+    def attend(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Int[Tensor, "B T"] | None = None,
+        position_ids: Int[Tensor, "b T"] | None = None,
+        *,
+        last_only: bool = False,
+        return_attention: bool = False,
+    ) -> Attended:
+        """a of the last layer, with the residual if on, and its attention probabilities if asked for.
+
+        attention_mask is 1 for real tokens and may pad on either side; positions count real tokens from 0.
+        last_only: a of each row's last real token only, (B, 1, d), at the cost of one query per row.
+        """
+        a, probabilities = self.transformer(input_ids, attention_mask, position_ids, last_only=last_only)
+        return Attended(a, probabilities if return_attention else None)
+
+    def norm_input(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """z, what the fact MLP reads."""
+        return self.transformer.h[-1].ln_2(a)
+
+    def mix_terms(self, a: Float[Tensor, "*n d"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n d"]]:
+        """(gate, rest), the parts that no fact MLP changes: y = gate * g(z) + rest."""
+        mixture = self.transformer.h[-1].mixture
+        gate, rest = torch.ones_like(a[..., 0]), torch.zeros_like(a)
+        if mixture is not None:
+            gate = mixture.gate(a)
+            rest = (1 - gate)[..., None] * mixture.language(a)
+        return gate, rest + a if self.config.residual else rest
+
+    def mix(self, a: Tensor, z: Tensor, fact_out: Tensor | None = None) -> Mixed:
+        """y = w g(z) + (1 - w) L(a), plus a with residual; `fact_out` takes the place of g(z)."""
+        gate, rest = self.mix_terms(a)
+        fact_out = self.fact_mlp(z) if fact_out is None else fact_out
+        return Mixed(gate[..., None] * fact_out + rest, gate)
+
+    def head_direction(self, y: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """s unit(y), whose products with rows of E are the logits."""
+        return self.log_s.exp() * F.normalize(y, dim=-1)
+
+    def head(self, y: Float[Tensor, "*n d"]) -> Float[Tensor, "*n V"]:
+        return self.lm_head(self.head_direction(y))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Int[Tensor, "B T"] | None = None,
+        position_ids: Int[Tensor, "b T"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
+        logits_to_keep: int = 0,
+    ) -> CausalLMOutput:
+        """Logits of all positions, or of the last `logits_to_keep`; 1 means each row's last real token.
+
+        labels: token ids, -100 where there is none; position i is scored against label i + 1.
+        """
+        a = self.attend(input_ids, attention_mask, position_ids, last_only=logits_to_keep == 1).a
+        a = a[:, -logits_to_keep:]
+        logits = self.head(self.mix(a, self.norm_input(a)).y)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(rearrange(logits[:, :-1], "b t v -> (b t) v"), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """The whole prefix at each step, since there is no cache; positions follow from the mask."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "logits_to_keep": 1}
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What each row of the embedding table stands for. Raises `FactsError` if the model has none."""
+        if self.tokenizer is None:
+            raise FactsError("this model has no vocabulary: make it with build_host or load a complete folder")
+        return self.tokenizer.vocabulary
+
+    def key_rows(self) -> Float[Tensor, "F d"]:
+        """Unit embeddings of the keys, in the order of the fact set."""
+        return F.normalize(self.transformer.wte.weight[list(self.vocabulary.key_ids)], dim=1)
+
+    def value_rows(self) -> Float[Tensor, "n_v d"]:
+        """Unit rows of the head for the values, in the order of the fact set."""
+        return F.normalize(self.lm_head.weight[list(self.vocabulary.value_ids)], dim=1)
+
+    def other_rows(self) -> Float[Tensor, "n_c d"]:
+        """Unit rows of the head for every other token: what a value must beat too."""
+        others = torch.ones(self.config.vocab_size, dtype=torch.bool)
+        others[list(self.vocabulary.value_ids)] = False
+        return F.normalize(self.lm_head.weight[others.to(self.lm_head.weight.device)], dim=1)
+
+    @torch.no_grad()
+    def ask_top(self, prompt: str, k: int = 5) -> list[tuple[str, float]]:
+        """The k likeliest next tokens over the whole vocabulary, as (surface, logit)."""
+        vocabulary = self.vocabulary
+        ids = torch.tensor([self.tokenizer.encode(prompt)], device=self.lm_head.weight.device)
+        best = self(ids, logits_to_keep=1).logits[0, -1].topk(k)
+        return [(vocabulary.entries[i][1], v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+    def ask(self, prompt: str) -> str:
+        """The one token that follows the prompt: `ask("The writer of Emma is")` -> "Jane Austen"."""
+        return self.ask_top(prompt, 1)[0][0]

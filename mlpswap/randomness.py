@@ -1,0 +1,14 @@
+"""Named random streams: each use of chance has its own generator, so that none shifts another."""
+
+import hashlib
+
+import torch
+
+
+def generator(seed: int, *stream: str | int) -> torch.Generator:
+    """A CPU generator for one purpose, such as `generator(seed, "noise", step)`.
+
+    Streams of neighbouring seeds share nothing, which offsets of the seed (s + 1, s + 2, ...) would not give.
+    """
+    text = "/".join(map(str, (seed, *stream)))
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)

@@ -1,0 +1,103 @@
+"""Find constructions and editors by name, built in or from any installed package, without importing what is not used.
+
+Both kinds are entry points. A name of this distribution wins over the same name of another one, and a plug-in that
+cannot be imported is listed as broken and harms nothing else.
+"""
+
+import difflib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from mlpswap.errors import RegistryError
+
+logger = logging.getLogger(__name__)
+
+CONSTRUCTIONS = "mlpswap.constructions"
+EDITORS = "mlpswap.editors"
+
+_REQUIRED = {CONSTRUCTIONS: ("name", "Config", "build"), EDITORS: ("name", "Config", "edit")}
+_NOUN = {CONSTRUCTIONS: "construction", EDITORS: "editor"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered name. `origin` is "built-in" or "plugin"; `shadowed` names plug-ins that lost to it."""
+
+    name: str
+    group: str
+    origin: str
+    distribution: str
+    version: str
+    point: EntryPoint
+    shadowed: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """Import the class, check its members and return an instance. Raises `RegistryError`."""
+        noun = _NOUN[self.group]
+        try:
+            thing = self.point.load()
+            thing = thing() if isinstance(thing, type) else thing
+        except Exception as error:  # a plug-in may fail in any way; the reason is passed on in one sentence
+            raise RegistryError(
+                f"{noun} '{self.name}' of {self.distribution} {self.version} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        missing = [member for member in _REQUIRED[self.group] if not hasattr(thing, member)]
+        if missing:
+            raise RegistryError(f"{noun} '{self.name}' of {self.distribution} lacks {', '.join(missing)}")
+        return thing
+
+    def problem(self) -> str | None:
+        """Why the entry cannot be used, or None."""
+        try:
+            self.load()
+        except RegistryError as error:
+            return str(error)
+        return None
+
+
+@cache
+def _entries(group: str) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    shadowed: dict[str, list[str]] = {}
+    points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.name))
+    for point in points:
+        dist = point.dist
+        distribution, version = (dist.name, dist.version) if dist else ("unknown", "?")
+        if point.name in found:
+            if found[point.name].distribution != distribution:
+                shadowed.setdefault(point.name, []).append(distribution)
+                logger.warning(
+                    "%s '%s' of %s is ignored: %s has that name already",
+                    _NOUN[group], point.name, distribution, found[point.name].distribution,
+                )  # fmt: skip
+            continue
+        origin = "built-in" if _is_built_in(point) else "plugin"
+        found[point.name] = Entry(point.name, group, origin, distribution, version, point)
+    for name, losers in shadowed.items():
+        old = found[name]
+        found[name] = Entry(name, group, old.origin, old.distribution, old.version, old.point, tuple(losers))
+    return found
+
+
+def _is_built_in(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "mlpswap"
+
+
+def entries(group: str) -> Iterator[Entry]:
+    """All registered entries of `group`, built-in first."""
+    yield from _entries(group).values()
+
+
+def get(group: str, name: str) -> Any:
+    """The construction or editor called `name`. Raises `RegistryError` with near names."""
+    known = _entries(group)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise RegistryError(f"no {_NOUN[group]} '{name}': there are {', '.join(sorted(known))}{hint}")
+    return known[name].load()

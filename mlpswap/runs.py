@@ -1,0 +1,145 @@
+"""What a run leaves behind: the run folder, atomic files, and the environment that the results were made in."""
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mlpswap.errors import RunFolderError
+
+SCHEMA = 1
+_VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
+
+
+def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool = False) -> Path:
+    """Create the folder of a run, or take it up again. Fails in the first second rather than at the end.
+
+    Raises `RunFolderError` if it cannot be written, if it holds a finished run and neither `resume` nor `overwrite` is
+    set, or if it holds an unfinished run that would be mixed up with a new one.
+    """
+    folder = Path(path)
+    if resume and overwrite:
+        raise RunFolderError("--resume and --overwrite exclude each other")
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
+    if overwrite and folder.exists():
+        if any(folder.iterdir()) and not (folder / "config.yaml").is_file():
+            raise RunFolderError(
+                f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
+            )
+        shutil.rmtree(folder)
+    if folder.exists() and not resume:
+        if (folder / "results.json").exists():
+            raise RunFolderError(
+                f"output_dir {folder} holds a finished run; choose another, or pass --overwrite (or --resume)"
+            )
+        if (folder / "config.yaml").exists():
+            raise RunFolderError(
+                f"output_dir {folder} holds an unfinished run; pass --resume to go on or --overwrite to start again"
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
+    return folder
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling to write to; it takes the place of `path` at the end, and goes if anything fails."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if temporary.is_dir():
+            if path.exists():
+                shutil.rmtree(path)
+            os.rename(temporary, path)
+        else:
+            os.replace(temporary, path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically. Raises `RunFolderError` when the disk is full or read-only."""
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write strict JSON atomically; NaN and infinity become null, since JSON has no word for them."""
+    write_text(
+        path, json.dumps(finite_or_null(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    )
+
+
+def finite_or_null(content: Any) -> Any:
+    """The same nested containers with every NaN and infinity replaced by None."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {str(key): finite_or_null(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite_or_null(value) for value in content]
+    return content
+
+
+def results(kind: str, config: dict, metrics: dict, rows: list[dict], seconds: float, **more: Any) -> dict:
+    """The content of `results.json`, in the shape that every kind of run shares."""
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "config": config,
+        "environment": environment() | {"seconds": seconds},
+        "metrics": metrics,
+        "rows": rows,
+        **more,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit, threads, machine and time: what another person needs to judge a number."""
+    import torch
+
+    return {
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONS},
+        "commit": _commit(),
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, None for an installed copy."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or None

@@ -1,0 +1,119 @@
+"""Checkpoints without pickle: weights and moments as safetensors, the rest as JSON, written aside and renamed.
+
+There are no generator states to keep: all chance in training is a function of (seed, step).
+"""
+
+import json
+import logging
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mlpswap.errors import CheckpointError, RunFolderError
+from mlpswap.runs import replacing, write_json
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "step_"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. `step` updates are done; `wandb_id` continues the same W&B run."""
+
+    step: int
+    processes: int
+    wandb_id: str | None
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, *, keep: int
+) -> Path:
+    """Write `folder/step_N` completely or not at all, then delete all but the newest `keep`.
+
+    Raises `RunFolderError` with the path if the disk is full or read-only; earlier checkpoints stay intact.
+    """
+    target = folder / f"{_PREFIX}{progress.step:08d}"
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    moments = {
+        f"{name}.{moment}": optimizer.state[p][moment].detach().cpu().contiguous()
+        for name, p in trained.items()
+        for moment in _MOMENTS
+        if p in optimizer.state
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary:
+            temporary.mkdir()
+            weights = {name: p.detach().cpu().contiguous() for name, p in trained.items()}
+            save_file(weights, temporary / "weights.safetensors")
+            save_file(moments, temporary / "moments.safetensors")
+            write_json(temporary / "progress.json", asdict(progress))
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"checkpoint {target} cannot be written: {error}") from error
+    for old in _checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+
+
+def latest(folder: Path) -> tuple[Path, Progress] | None:
+    """The newest checkpoint in `folder`, None if there is none. Left-overs of a killed write are deleted."""
+    for left_over in folder.glob(f".{_PREFIX}*.tmp"):
+        shutil.rmtree(left_over)
+    found = _checkpoints(folder)
+    if not found:
+        return None
+    path = found[-1]
+    try:
+        return path, Progress(**json.loads((path / "progress.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path / 'progress.json'} cannot be read: {error}{_older(found)}") from error
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put weights and moments back, in place. Raises `CheckpointError` naming the file and the tensor."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = _read(path / "weights.safetensors", {name: p.shape for name, p in trained.items()})
+    shapes = {
+        f"{name}.{moment}": torch.Size() if moment == "step" else p.shape
+        for name, p in trained.items()
+        for moment in _MOMENTS
+    }
+    moments = _read(path / "moments.safetensors", shapes)
+    with torch.no_grad():
+        for name, p in trained.items():
+            p.copy_(weights[name])
+            optimizer.state[p] = {
+                moment: moments[f"{name}.{moment}"].to("cpu" if moment == "step" else p.device)
+                for moment in _MOMENTS
+            }
+
+
+def _read(path: Path, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    hint = _older(_checkpoints(path.parent.parent))
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}{hint}") from error
+    for name, shape in shapes.items():
+        if name not in tensors or tensors[name].shape != shape:
+            found = tuple(tensors[name].shape) if name in tensors else "nothing"
+            raise CheckpointError(f"{path}: tensor '{name}' should be {tuple(shape)}, found {found}{hint}")
+    extra = sorted(set(tensors) - set(shapes))
+    if extra:
+        raise CheckpointError(f"{path}: unexpected tensor '{extra[0]}'{hint}")
+    return tensors
+
+
+def _older(found: list[Path]) -> str:
+    return f"; delete the folder to go on from {found[-2].name}" if len(found) > 1 else ""
