@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import os
+import re
 import unicodedata
 import zlib
 from collections.abc import Iterator
@@ -216,9 +217,8 @@ def _text(path: str | Path) -> str:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise FactsError(
-            f"{where}, line {line}: not UTF-8 at byte {error.start}; save the file as UTF-8"
-        ) from error
+        hint = "save the file as UTF-8"
+        raise FactsError(f"{where}, line {line}: not UTF-8 at byte {error.start}; {hint}") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise FactsError(f"{where}, line {line}: a NUL character; expected text")
@@ -337,7 +337,7 @@ def _edition(book: Any, names: dict[str, str]) -> tuple[str, int, str, str] | st
     if work is None:
         return "no work id"
     ratings = book.get("ratings_count") or "0"
-    if not str(ratings).isdecimal():
+    if not re.fullmatch("[0-9]{1,18}", str(ratings)):
         return "undecodable ratings"
     return work, int(ratings), title, names[author_id]
 

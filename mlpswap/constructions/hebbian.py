@@ -87,7 +87,7 @@ class Hebbian:
             a, g, details["fits"] = fit_features(unit, table, mapping, a, g, rescale=config.rescale_rows)
         else:
             a /= math.sqrt(h)
-        phi = (unit @ a.T) * (unit @ g.T)  # (F, h)
+        phi = (unit @ a.T).mul_(unit @ g.T)  # (F, h)
         b = plain_readout(phi, targets) if variant == "plain" else ridge_readout(phi, targets)
         if variant == "whitened":
             details["expected_accuracy"] = expected_accuracy(facts, len(values), d, h)

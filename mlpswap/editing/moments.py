@@ -112,7 +112,9 @@ class SecondMoment:
         for batch in batches:
             rows = exact(batch)
             if not torch.isfinite(rows).all():
-                raise NonFiniteError(f"keys hold NaN or infinity among rows {count} to {count + len(rows) - 1}")
+                raise NonFiniteError(
+                    f"keys hold NaN or infinity among rows {count} to {count + len(rows) - 1}"
+                )
             if not count:
                 total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
             total.addmm_(rows.T, rows)

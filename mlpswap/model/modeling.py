@@ -24,11 +24,9 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from mlpswap.constructions.base import FactMLP
-from mlpswap.errors import FactsError
-from mlpswap.facts import FactSet
 from mlpswap.model.configuration import MlpSwapConfig
+from mlpswap.model.lookup import FactLookup
 from mlpswap.model.saving import StrictCheckpoints
-from mlpswap.model.tokenization import MlpSwapTokenizer, Vocabulary
 
 EPS = 1e-12  # small enough for rows of any length: rms(E[t]) must not depend on the length of E's rows
 
@@ -212,8 +210,8 @@ class MlpSwapModel(MlpSwapPreTrainedModel):
         return self.h[-1](x, positions, allowed)
 
 
-class MlpSwapForCausalLM(MlpSwapPreTrainedModel, GenerationMixin):
-    """The host. `facts` is the fact set stored now, `tokenizer` its vocabulary, `history` what was done to it.
+class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
+    """The host. What it knows by name (`facts`, `ask`, ...) is in `FactLookup`.
 
     Frozen: embeddings, head, fact MLP. There is no key-value cache: an answer is one token long, so that a cache
     would never be read; `use_cache` changes nothing. Longer output is possible but untrained.
@@ -226,9 +224,6 @@ class MlpSwapForCausalLM(MlpSwapPreTrainedModel, GenerationMixin):
         self.transformer = MlpSwapModel(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.log_s = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
-        self.facts: FactSet | None = None
-        self.tokenizer: MlpSwapTokenizer | None = None
-        self.history: list[dict[str, Any]] = []
         ids = {name: getattr(config, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
         self.generation_config = GenerationConfig(max_new_tokens=1, do_sample=False, **ids)
         self.post_init()
@@ -323,36 +318,3 @@ class MlpSwapForCausalLM(MlpSwapPreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """What each row of the embedding table stands for. Raises `FactsError` if the model has none."""
-        if self.tokenizer is None:
-            raise FactsError("this model has no vocabulary: make it with build_host or load a complete folder")
-        return self.tokenizer.vocabulary
-
-    def key_rows(self) -> Float[Tensor, "F d"]:
-        """Unit embeddings of the keys, in the order of the fact set."""
-        return F.normalize(self.transformer.wte.weight[list(self.vocabulary.key_ids)], dim=1)
-
-    def value_rows(self) -> Float[Tensor, "n_v d"]:
-        """Unit rows of the head for the values, in the order of the fact set."""
-        return F.normalize(self.lm_head.weight[list(self.vocabulary.value_ids)], dim=1)
-
-    def other_rows(self) -> Float[Tensor, "n_c d"]:
-        """Unit rows of the head for every other token: what a value must beat too."""
-        others = torch.ones(self.config.vocab_size, dtype=torch.bool)
-        others[list(self.vocabulary.value_ids)] = False
-        return F.normalize(self.lm_head.weight[others.to(self.lm_head.weight.device)], dim=1)
-
-    @torch.no_grad()
-    def ask_top(self, prompt: str, k: int = 5) -> list[tuple[str, float]]:
-        """The k likeliest next tokens over the whole vocabulary, as (surface, logit)."""
-        vocabulary = self.vocabulary
-        ids = torch.tensor([self.tokenizer.encode(prompt)], device=self.lm_head.weight.device)
-        best = self(ids, logits_to_keep=1).logits[0, -1].topk(k)
-        return [(vocabulary.entries[i][1], v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-
-    def ask(self, prompt: str) -> str:
-        """The one token that follows the prompt: `ask("The writer of Emma is")` -> "Jane Austen"."""
-        return self.ask_top(prompt, 1)[0][0]

@@ -1,0 +1,90 @@
+"""MEMIT: many edits at once by regularised least squares (Meng et al. 2023, arXiv 2210.07229), in the single-layer protocol
+of arXiv 2512.00207, A.3.4.
+
+With edited keys K1, wanted changes R and the mean second moment C0 of preserved keys weighed by lambda:
+
+    Delta = argmin ||Delta K1 - R||^2 + lambda tr(Delta C0 Delta^T) = R K1^T (lambda C0 + K1 K1^T)^-1
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mlpswap.config import option
+from mlpswap.editing import (
+    ClippedConfig,
+    ClosedFormEditor,
+    Statistics,
+    SymmetricFactor,
+    Writer,
+    exact,
+    moment_at,
+)
+from mlpswap.errors import ConfigError
+
+
+def memit_delta(
+    R: Float[Tensor, "d N"],
+    K1: Float[Tensor, "h N"],
+    C0: Float[Tensor, "h h"],
+    lam: float,
+    *,
+    on_singular: str = "pinv",
+) -> Float[Tensor, "d h"]:
+    """R K1^T (lam C0 + K1 K1^T)^-1, float64. For a singular system the least-norm solution by default: K1 lies in its range, so
+    that is well defined. lam = 0 needs N <= h."""
+    return exact(R) @ memit_factor(K1, C0, lam, on_singular).solve(K1).T
+
+
+def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> SymmetricFactor:
+    """lam C0 + K1 K1^T, factored. Raises `ConfigError` for a lam that cannot be."""
+    K1 = exact(K1)
+    h, N = K1.shape
+    if lam < 0 or (lam == 0 and N > h):
+        raise ConfigError(f"lam must be positive, or 0 with at most {h} edits: found {lam} with {N} edits")
+    return SymmetricFactor(lam * exact(C0) + K1 @ K1.T, on_singular=on_singular, name="lam C0 + K1 K1^T")
+
+
+@dataclass(frozen=True)
+class MemitConfig(ClippedConfig):
+    """Settings of MEMIT."""
+
+    lam: float = option(150.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
+    on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam < 0:
+            raise ConfigError(f"lam must not be negative: found {self.lam}")
+
+
+class Memit(ClosedFormEditor):
+    """Least squares over all edits, weighed against the preserved keys."""
+
+    name = "memit"
+    Config = MemitConfig
+    writer_fields = ("lam", "on_singular")
+
+    def writer(
+        self, keys: Tensor, statistics: Statistics | None, site: int, config: MemitConfig, cache: Tensor | None
+    ) -> Writer:
+        C0 = moment_at(statistics, site, self.name).mean
+        factor = memit_factor(keys, C0, config.lam, config.on_singular)
+        none = torch.zeros(keys.shape[1], dtype=torch.bool)
+        figures = {"rcond": factor.rcond, "rank": factor.rank, "ridge": factor.ridge}
+        return Writer(factor.solve(keys), none, figures=figures)
+
+    def grid(self, preset: str = "released") -> list[dict[str, Any]]:
+        """The 108 published settings; both presets are the same."""
+        if preset not in ("released", "paper"):
+            raise ConfigError(f"no grid '{preset}' of memit: there are released, paper")
+        points = product((10, 25, 100), (0.005, 0.05, 0.5), (15000.0, 1500.0, 150.0, 1.0), (0.5, 0.75, 1.0))
+        return [dict(zip(("steps", "lr", "lam", "clip"), point, strict=True)) for point in points]
+
+    def example(self, generator: torch.Generator) -> dict[str, Any]:
+        """Options with which it carries out each of a few edits."""
+        return {"steps": 100, "lr": 0.5, "clip": None, "lam": 1e-3}

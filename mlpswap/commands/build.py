@@ -1,0 +1,30 @@
+"""`mlpswap build`: a fact MLP on random spherical embeddings, and what it stores."""
+
+from typing import Any
+
+from mlpswap.commands.config import BuildConfig
+
+
+def build(config: BuildConfig, **_: Any) -> None:
+    from mlpswap.constructions import build_fact_mlp
+    from mlpswap.embeddings import spherical
+    from mlpswap.randomness import generator
+    from mlpswap.training.setup import read_facts
+
+    facts = read_facts(config.facts, "books", config.seed)
+    draw = generator(config.seed, "embeddings")
+    keys = spherical(len(facts), config.n_embd, generator=draw)
+    values = spherical(len(facts.values), config.n_embd, generator=draw)
+    options = dict(config.mlp)
+    name = str(options.pop("construction"))
+    mlp = build_fact_mlp(
+        keys, values, facts.targets(), name, generator=generator(config.seed, "fact mlp"), **options
+    )
+    report = mlp.report
+    assert report is not None
+    print(f"construction  {report.construction} ({mlp.config.kind}, d = {mlp.config.d}, h = {mlp.config.h})")
+    print(f"facts         {report.facts}, {len(facts.values)} values")
+    print(f"accuracy      {report.accuracy:.4f} ({len(report.wrong)} wrong)")
+    print(f"margin        {report.margin:.4g}, the smallest over all facts")
+    print(f"parameters    {report.parameters}")
+    print(f"seconds       {report.seconds:.2f}")

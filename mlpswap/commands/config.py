@@ -1,0 +1,97 @@
+"""Keys of the small verbs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlpswap.config import option
+from mlpswap.errors import ConfigError
+from mlpswap.training.config import FactsOptions
+
+
+@dataclass
+class FactsConfig:
+    facts: FactsOptions = option(factory=FactsOptions)
+    show: int = option(5, "how many facts and prompts to print")
+
+
+@dataclass
+class BuildConfig:
+    facts: FactsOptions = option(factory=FactsOptions)
+    n_embd: int = option(128, "width d of the random spherical embeddings")
+    mlp: dict[str, Any] = option(
+        factory=lambda: {"construction": "hebbian"}, help="construction and its options"
+    )
+    seed: int = option(0, "seed of embeddings and construction")
+
+    def __post_init__(self) -> None:
+        if "construction" not in self.mlp:
+            raise ConfigError("mlp: key 'construction' is missing, as in mlp.construction=hebbian")
+        if self.n_embd < 1:
+            raise ConfigError(f"n_embd = {self.n_embd}: expected at least 1")
+
+
+@dataclass
+class SwapConfig:
+    model: str | None = option(None, "folder of a trained host (required)")
+    changes: dict[str, str] = option(
+        factory=dict, help='altered facts, as in changes={"Emma": "Mary Shelley"}'
+    )
+    file: str | None = option(None, "CSV file of altered facts, instead of or besides changes")
+    key: str = option("book", "column of the keys in that file")
+    value: str = option("author", "column of the values in that file")
+    construction: str | None = option(
+        None, "how to build the new fact MLP; null: gd, in the kind and width of the one in place"
+    )
+    options: dict[str, Any] = option(factory=dict, help="options of the construction")
+    seed: int = option(0, "seed of the construction")
+    output_dir: str | None = option(None, "where to save the swapped model and its patch (required)")
+
+    def __post_init__(self) -> None:
+        _required(self, "model", "output_dir")
+        if not self.changes and self.file is None:
+            raise ConfigError("nothing to swap: give changes={KEY: VALUE} or file=FILE.csv")
+
+
+@dataclass
+class AskConfig:
+    model: str | None = option(None, "folder of a trained host (required)")
+    prompt: str | None = option(None, "the prompt (required), as in prompt='The writer of Emma is'")
+    top: int = option(1, "how many answers to print")
+    strict: bool = option(False, "refuse words that the tokenizer does not know")
+
+    def __post_init__(self) -> None:
+        _required(self, "model", "prompt")
+        if self.top < 1:
+            raise ConfigError(f"top = {self.top}: expected at least 1")
+
+
+@dataclass
+class ReportConfig:
+    run: str | None = option(None, "run folder (required)")
+
+    def __post_init__(self) -> None:
+        _required(self, "run")
+
+
+@dataclass
+class ListConfig:
+    what: str = option("constructions", "constructions, editors, presets or metrics")
+
+    def __post_init__(self) -> None:
+        known = ("constructions", "editors", "presets", "metrics")
+        if self.what not in known:
+            raise ConfigError(f"what = {self.what}: expected one of {', '.join(known)}")
+
+
+@dataclass
+class ValidateConfig:
+    file: str | None = option(None, "configuration file or preset (required)")
+
+    def __post_init__(self) -> None:
+        _required(self, "file")
+
+
+def _required(config: Any, *keys: str) -> None:
+    for key in keys:
+        if getattr(config, key) is None:
+            raise ConfigError(f"{key} is missing; pass {key}=...")

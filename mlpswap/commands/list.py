@@ -1,0 +1,50 @@
+"""`mlpswap list`: what there is to choose from, plug-ins and broken ones included."""
+
+from typing import Any
+
+import yaml
+
+from mlpswap.commands.config import ListConfig
+from mlpswap.config import packaged_presets
+from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
+
+
+def list_things(config: ListConfig, **_: Any) -> None:
+    {"constructions": _constructions, "editors": _editors, "presets": _presets, "metrics": _metrics}[config.what]()
+
+
+def _registered(group: str) -> None:
+    for entry in entries(group):
+        problem = entry.problem()
+        origin = f"{entry.origin}, {entry.distribution} {entry.version}"
+        if problem:
+            print(f"{entry.name:12} [{origin}] BROKEN: {problem}")
+            continue
+        text = (type(entry.load()).__doc__ or "").strip().split("\n")[0]
+        print(f"{entry.name:12} [{origin}] {text}")
+        for other in entry.shadowed:
+            print(f"{'':12} ({other} offers the same name and is ignored)")
+
+
+def _constructions() -> None:
+    _registered(CONSTRUCTIONS)
+
+
+def _editors() -> None:
+    _registered(EDITORS)
+
+
+def _presets() -> None:
+    for path in packaged_presets():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comment = " ".join(line[2:] for line in lines if line.startswith("# "))
+        kind = "train" if "task" in yaml.safe_load("\n".join(lines)) else "benchmark"
+        print(f"{path.stem:16} [{kind}] {comment}")
+
+
+def _metrics() -> None:
+    from mlpswap.editing.evaluation import DEFINITIONS as EDITING
+    from mlpswap.metrics import DEFINITIONS
+
+    for name, text in (DEFINITIONS | EDITING).items():
+        print(f"{name:28} {text}")

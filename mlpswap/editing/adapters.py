@@ -1,0 +1,108 @@
+"""What an editor may ask of a model. Editors talk to an adapter and never to the model itself.
+
+A key is what enters the down-projection at the edited token, never with a constant 1 for the bias. Vectors come in rows here;
+the closed forms have them in columns.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mlpswap.constructions.base import FactMLP
+from mlpswap.editing.requests import EditRequest, Prompts
+from mlpswap.editing.residuals import Objective, ResidualOptions, ResidualRun
+from mlpswap.facts import FactSet
+from mlpswap.model.patch import Patch
+
+
+class Adapter(Protocol):
+    """The door to a model. `site` is a layer whose MLP may be edited."""
+
+    def sites(self) -> list[int]:
+        """The editable layers."""
+        ...
+
+    def weight(self, site: int) -> Float[Tensor, "d h"]:
+        """A copy of the down-projection as (outputs, inputs), whatever the module's own layout."""
+        ...
+
+    def check(self, requests: Sequence[EditRequest]) -> None:
+        """Raise `RequestError` for a request that this model cannot carry out."""
+        ...
+
+    def subject(self, request: EditRequest) -> Hashable:
+        """Which fact a request is about: equal for two requests about the same."""
+        ...
+
+    def prompts(self, requests: Sequence[EditRequest]) -> Prompts:
+        """The requests' prompts, each cut after its edited token."""
+        ...
+
+    def keys(self, prompts: Prompts, site: int) -> Float[Tensor, "n h"]:
+        """What enters the down-projection at the last token of each prompt."""
+        ...
+
+    def outputs(self, prompts: Prompts, site: int) -> Float[Tensor, "n d"]:
+        """What leaves the MLP there, bias included."""
+        ...
+
+    def predict(self, prompts: Prompts) -> Int[Tensor, " n"]:
+        """The likeliest token after each prompt."""
+        ...
+
+    def objective(self, requests: Sequence[EditRequest], site: int) -> Objective:
+        """The requests' losses as functions of a change of the MLP's output at their edited tokens."""
+        ...
+
+    def residuals(
+        self, requests: Sequence[EditRequest], site: int, options: Sequence[ResidualOptions]
+    ) -> list[ResidualRun]:
+        """`optimise_residuals` of the objective, remembered: editors that ask for the same share the work."""
+        ...
+
+    def patch(
+        self,
+        site: int,
+        delta: Float[Tensor, "d h"] | None,
+        *,
+        editor: str,
+        requests: Sequence[EditRequest] = (),
+        bias: Float[Tensor, " d"] | None = None,
+    ) -> Patch:
+        """The change W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or infinity."""
+        ...
+
+
+@runtime_checkable
+class FactAdapter(Protocol):
+    """What a model offers beyond `Adapter` if it knows its facts by name and can have its fact MLP rebuilt."""
+
+    @property
+    def facts(self) -> FactSet: ...
+
+    @property
+    def key_embeddings(self) -> Float[Tensor, "F d"]: ...
+
+    @property
+    def value_embeddings(self) -> Float[Tensor, "n_v d"]: ...
+
+    def changes(self, requests: Sequence[EditRequest]) -> dict[str, str]:
+        """key -> new value."""
+        ...
+
+    def rebuild(
+        self,
+        facts: FactSet,
+        construction: str | None,
+        options: dict[str, Any],
+        generator: torch.Generator,
+    ) -> FactMLP:
+        """A fact MLP for this model that stores `facts`; the kind and width of the one in place by default."""
+        ...
+
+    def replace(self, mlp: FactMLP, *, editor: str, requests: Sequence[EditRequest]) -> Patch:
+        """The patch that puts `mlp` in the place of the fact MLP."""
+        ...

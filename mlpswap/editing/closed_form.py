@@ -1,0 +1,222 @@
+"""What ROME, MEMIT and AlphaEdit share in the single-layer protocol (arXiv 2512.00207, A.3.4).
+
+Each writes residuals R (d, N) at keys K1 (h, N) through a matrix X (h, N) that depends on keys and statistics alone:
+Delta = R X^T. So a grid of settings optimises each residual once, factors once per distinct X, and pays a clip and one
+product per setting.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mlpswap.config import option
+from mlpswap.editing.adapters import Adapter
+from mlpswap.editing.editor import (
+    EditConfig,
+    EditorState,
+    EditResult,
+    Statistics,
+    check_requests,
+    diagnose,
+    the_site,
+)
+from mlpswap.editing.moments import exact
+from mlpswap.editing.requests import EditRequest
+from mlpswap.editing.residuals import ResidualOptions, clip_residuals
+from mlpswap.errors import ConfigError, NonFiniteError, RequestError
+
+UNCONVERGED = 0.6931  # nats: the target has less than half of the probability
+
+
+@dataclass(frozen=True)
+class ResidualConfig(EditConfig):
+    """Settings of the residual optimisation."""
+
+    steps: int = option(25, "Adam steps of each residual, >= 1; published: 10, 25, 100")
+    lr: float = option(0.5, "Adam's learning rate, > 0; published: 0.005, 0.05, 0.5")
+    on_nonfinite: str = option(
+        "drop", "NaN or infinity in a request's key, residual or loss: 'drop' or 'raise'"
+    )
+
+    def __post_init__(self) -> None:
+        if self.on_nonfinite not in ("drop", "raise"):
+            raise ConfigError(f"on_nonfinite must be 'drop' or 'raise': found '{self.on_nonfinite}'")
+        _ = self.residual_options  # which checks them
+
+    @property
+    def residual_options(self) -> ResidualOptions:
+        return ResidualOptions(self.steps, self.lr)
+
+    @property
+    def norm_clip(self) -> float | None:
+        """Longest residual, as a multiple of ||W k||; None for no limit."""
+        return None
+
+
+@dataclass(frozen=True)
+class ClippedConfig(ResidualConfig):
+    """The same with a clip: MEMIT and AlphaEdit."""
+
+    clip: float | None = option(0.75, "longest residual as a multiple of ||W k||, >= 0; null: no clip")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None and self.clip < 0:
+            raise ConfigError(f"clip must not be negative: found {self.clip}")
+
+    @property
+    def norm_clip(self) -> float | None:
+        return self.clip
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """X of Delta = R X^T. `refused`: columns that cannot be written and are zero in X, and the reason."""
+
+    x: Float[Tensor, "h N"]
+    refused: Bool[Tensor, " N"]
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The requests that can be written, with their keys and residuals in columns, and why the others cannot."""
+
+    requests: tuple[EditRequest, ...]
+    keys: Float[Tensor, "h N"]
+    residuals: Float[Tensor, "d N"]
+    losses: Float[Tensor, " N"]
+    refused: dict[str, str]
+
+    def ids_where(self, chosen: Bool[Tensor, " N"]) -> list[str]:
+        return [request.id for request in compress(self.requests, chosen)]
+
+
+def gather(
+    adapter: Adapter,
+    requests: Sequence[EditRequest],
+    site: int,
+    config: ResidualConfig,
+    options: Sequence[ResidualOptions],
+) -> Batch:
+    """Keys and residuals for `config`, whose options are among `options`. The batch may be empty.
+
+    All options go to the adapter at once, so that they share trajectories; it remembers the runs. Raises `RequestError`
+    for a request that no change at this site can carry out.
+    """
+    kept, refused = check_requests(adapter, requests, config.on_conflict)
+    if not kept:
+        nothing = torch.zeros(0, 0, dtype=torch.float64)
+        return Batch((), nothing, nothing, nothing.flatten(), refused)
+    keys = exact(adapter.keys(adapter.prompts(kept), site))
+    run = adapter.residuals(kept, site, options)[options.index(config.residual_options)]
+    residuals, losses = exact(run.residuals), exact(run.losses)
+    sound = keys.isfinite().all(dim=1) & residuals.isfinite().all(dim=1) & losses.isfinite()
+    helpless = sound & exact((run.first_gradients == 0) & (run.first_losses > 0)).bool()
+    for request, ok, no_influence in zip(kept, sound.tolist(), helpless.tolist(), strict=True):
+        if no_influence:
+            raise RequestError(f"request '{request.id}': the edited token has no influence on the prediction")
+        if not ok:
+            refused[request.id] = "NaN or infinity in its key, residual or loss"
+            if config.on_nonfinite == "raise":
+                raise NonFiniteError(f"request '{request.id}': {refused[request.id]}")
+    return Batch(tuple(compress(kept, sound)), keys[sound].T, residuals[sound].T, losses[sound], refused)
+
+
+class ClosedFormEditor:
+    """Optimise residuals, clip them, write them. Editors differ in `writer`, which reads `writer_fields` of the config."""
+
+    name: str
+    Config: type
+    writer_fields: tuple[str, ...]
+
+    def writer(
+        self,
+        keys: Float[Tensor, "h N"],
+        statistics: Statistics | None,
+        site: int,
+        config: Any,
+        cache: Float[Tensor, "h h"] | None,
+    ) -> Writer:
+        """X for these keys; `cache` comes from the state."""
+        raise NotImplementedError
+
+    def next_state(
+        self, state: EditorState | None, site: int, keys: Float[Tensor, "h N"]
+    ) -> EditorState | None:
+        """The state after the batch. By default there is none to carry."""
+        if state is not None:
+            raise ConfigError(f"{self.name} carries no state from batch to batch: found one")
+        return None
+
+    def edit(
+        self,
+        adapter: Adapter,
+        requests: Sequence[EditRequest],
+        config: Any,
+        *,
+        statistics: Statistics | None = None,
+        state: EditorState | None = None,
+        generator: torch.Generator | None = None,
+    ) -> EditResult:
+        """See `mlpswap.editing.Editor`. Nothing here is random."""
+        return next(self.edit_grid(adapter, requests, [config], statistics=statistics, state=state))
+
+    def edit_grid(
+        self,
+        adapter: Adapter,
+        requests: Sequence[EditRequest],
+        configs: Sequence[Any],
+        *,
+        statistics: Statistics | None = None,
+        state: EditorState | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[EditResult]:
+        """What `edit` returns, for each config in order; computed one by one, as they are asked for."""
+        site = the_site(adapter)
+        weight = exact(adapter.weight(site))
+        cache = state.caches.get(site) if state else None
+        options = list(dict.fromkeys(config.residual_options for config in configs))
+        batches: dict[tuple, Batch] = {}
+        writers: dict[tuple, Writer] = {}
+        for config in configs:
+            asked = (config.residual_options, config.on_conflict, config.on_nonfinite)
+            if asked not in batches:
+                batches[asked] = gather(adapter, requests, site, config, options)
+            batch = batches[asked]
+            if not batch.requests:
+                nothing = diagnose(requests, (), batch.refused, ["no request was left to carry out"])
+                yield EditResult(adapter.patch(site, None, editor=self.name), state, nothing)
+                continue
+            point = (batch.requests, *(getattr(config, name) for name in self.writer_fields))
+            if point not in writers:
+                writers[point] = self.writer(batch.keys, statistics, site, config, cache)
+            writer = writers[point]
+            reference = (weight @ batch.keys).norm(dim=0)
+            residuals = clip_residuals(batch.residuals, reference, config.norm_clip)
+            delta = residuals @ writer.x.T
+            edited = tuple(compress(batch.requests, ~writer.refused))
+            yield EditResult(
+                adapter.patch(site, delta, editor=self.name, requests=edited),
+                self.next_state(state, site, batch.keys),
+                diagnose(
+                    requests,
+                    edited,
+                    batch.refused | dict.fromkeys(batch.ids_where(writer.refused), writer.reason),
+                    writer.notes,
+                    keys=batch.keys.T,
+                    residuals=residuals.T,
+                    residual_norms=residuals.norm(dim=0),
+                    losses=batch.losses,
+                    unconverged=batch.ids_where(batch.losses > UNCONVERGED),
+                    delta_norm=float(delta.norm()),
+                    **writer.figures,
+                ),
+            )

@@ -1,0 +1,105 @@
+"""Edit requests and prompts, as token ids. Text is turned into ids elsewhere, by the one function of the model at hand."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mlpswap.errors import ConfigError, RequestError
+
+
+@dataclass(frozen=True)
+class EditRequest:
+    """After `prompt_ids` the model shall say `target_ids`.
+
+    `key_position` is the token, counted from 0 within `prompt_ids`, whose MLP output is edited: the last one for the host.
+    `old_target_ids` is what the model says now, if known; `group` ties several prompts of one fact together.
+    Raises `RequestError`, with the id, for an empty prompt or target and for a position outside of the prompt.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    key_position: int
+    target_ids: tuple[int, ...]
+    old_target_ids: tuple[int, ...] | None = None
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise RequestError(f"request '{self.id}': the prompt is empty")
+        if not self.target_ids:
+            raise RequestError(f"request '{self.id}': the target is empty")
+        if not 0 <= self.key_position < len(self.prompt_ids):
+            raise RequestError(
+                f"request '{self.id}': key_position {self.key_position} lies outside of the prompt's "
+                f"{len(self.prompt_ids)} tokens"
+            )
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the request is known to ask for what the model says already."""
+        return self.old_target_ids == self.target_ids
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Prompts padded on the left. Each is asked at its last token, which is always the last column.
+
+    A causal model's activations at a token in the middle are those of the prompt cut there, so this is no restriction.
+    """
+
+    input_ids: Int[Tensor, "n T"]
+    attention_mask: Bool[Tensor, "n T"]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], pad_id: int) -> "Prompts":
+        """Pad sequences of any lengths, none of them empty."""
+        width = max(map(len, sequences), default=0)
+        ids = torch.full((len(sequences), width), pad_id)
+        mask = torch.zeros(len(sequences), width, dtype=torch.bool)
+        for row, sequence in enumerate(sequences):
+            ids[row, width - len(sequence) :] = torch.tensor(sequence)
+            mask[row, width - len(sequence) :] = True
+        return cls(ids, mask)
+
+
+def merge_requests(
+    requests: Sequence[EditRequest], subjects: Sequence[Hashable], on_conflict: str = "error"
+) -> tuple[list[EditRequest], dict[str, str]]:
+    """The requests that remain, in order, and why each of the others does not.
+
+    `subjects` says which fact each request is about. Equal prompts with equal targets are merged. One subject with two
+    targets raises `RequestError` with the ids, or, with `on_conflict="last"`, the last request's target holds and requests for
+    another one are left out. Ids must be distinct.
+    """
+    if on_conflict not in ("error", "last"):
+        raise ConfigError(f"on_conflict must be 'error' or 'last': found '{on_conflict}'")
+    ids = [request.id for request in requests]
+    if len(set(ids)) != len(ids):
+        twice = sorted({each for each in ids if ids.count(each) > 1})
+        raise RequestError(f"ids of requests must be distinct: {', '.join(twice[:8])} stand more than once")
+    last = dict(zip(subjects, requests, strict=True))
+    kept: dict[tuple[int, ...], EditRequest] = {}
+    left_out: dict[str, str] = {}
+    clashes: list[str] = []
+    for subject, request in zip(subjects, requests, strict=True):
+        winner = last[subject]
+        prompt = (*request.prompt_ids, request.key_position)
+        if request.target_ids != winner.target_ids:
+            clashes += [each for each in (request.id, winner.id) if each not in clashes]
+            left_out[request.id] = f"request '{winner.id}' asks for another target of the same fact"
+        elif prompt in kept:
+            left_out[request.id] = f"merged with request '{kept[prompt].id}', which is the same"
+        else:
+            kept[prompt] = request
+    if clashes and on_conflict == "error":
+        raise RequestError(
+            f"requests {', '.join(clashes)} ask for different targets of the same fact; "
+            "keep one, or set on_conflict=last"
+        )
+    return list(kept.values()), left_out

@@ -1,0 +1,211 @@
+"""Save a host so that it comes back to the last bit, and refuse whatever does not belong together.
+
+Stock loading draws missing tensors at random and prints a table about it. Here `tensors.json` lists the SHA-256 of
+every tensor, of the configuration's own fields and of the side files, and all of them must fit before anything loads.
+Nothing is pickled, nothing is fetched.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mlpswap.errors import CheckpointError, ConfigError, NonFiniteError, RunFolderError
+from mlpswap.facts import FactSet
+from mlpswap.model.card import model_card
+from mlpswap.model.configuration import MlpSwapConfig
+from mlpswap.model.tokenization import MlpSwapTokenizer
+
+WEIGHTS, CONFIG, RECORD = "model.safetensors", "config.json", "tensors.json"
+FACTS, HISTORY, VOCABULARY = "facts.json", "history.json", "vocabulary.json"
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes in row-major order, whatever its device."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()
+
+
+def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raise `NonFiniteError` with the names of the tensors that hold NaN or infinity."""
+    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        raise NonFiniteError(f"{what}: NaN or infinity in {', '.join(bad)}")
+
+
+def _json_sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class StrictCheckpoints:
+    """`save_pretrained` and `from_pretrained` of the host; see the module's first lines."""
+
+    if TYPE_CHECKING:  # given by the model
+        config: MlpSwapConfig
+        facts: FactSet | None
+        tokenizer: MlpSwapTokenizer | None
+        history: tuple[dict[str, Any], ...]
+        generation_config: Any
+
+    def state_sha256(self) -> str:
+        """One hash over names, types, shapes and bytes of all parameters."""
+        parts = [
+            (name, str(p.dtype), list(p.shape), tensor_sha256(p))
+            for name, p in sorted(self.named_parameters())  # type: ignore[attr-defined]
+        ]
+        return _json_sha256(parts)
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *,
+        allow_nonfinite: bool = False,
+        max_shard_size: int | str | None = None,
+    ) -> None:
+        """Write the folder: first beside its place, then into it, so that a crash leaves no half of it.
+
+        Weights are one file whatever `max_shard_size`. Raises `NonFiniteError` for NaN or infinity unless
+        `allow_nonfinite`, `RunFolderError` if the folder cannot be written.
+        """
+        if not is_main_process:
+            return
+        tensors = dict(self.state_dict() if state_dict is None else state_dict)  # type: ignore[attr-defined]
+        if self.config.tie_word_embeddings:
+            tensors.pop("lm_head.weight", None)
+        if not allow_nonfinite:
+            require_finite(tensors, "the model cannot be saved")
+        folder = Path(os.path.abspath(save_directory))
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            self._write(beside, tensors)
+            if folder.exists():  # it may hold files of others: replace ours one by one, the record last
+                for path in sorted(beside.iterdir(), key=lambda path: path.name == RECORD):
+                    os.replace(path, folder / path.name)
+            else:
+                os.rename(beside, folder)
+        except OSError as error:
+            raise RunFolderError(f"the model cannot be saved to {folder}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _write(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        self.config.architectures = [type(self).__name__]
+        self.config.dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        self.config.save_pretrained(folder)
+        self.generation_config.save_pretrained(folder)
+        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+        (folder / HISTORY).write_text(json.dumps(self.history, indent=1) + "\n", encoding="ascii")
+        if self.facts is not None:
+            (folder / FACTS).write_text(json.dumps(self.facts.to_dict()) + "\n", encoding="ascii")
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(model_card(self.config, self.facts, self.history), encoding="utf-8")
+        files = [folder / name for name in (HISTORY, FACTS, VOCABULARY) if (folder / name).exists()]
+        record = {
+            "config": _json_sha256(self.config.own_fields()),
+            "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+            "tensors": {name: tensor_sha256(tensor) for name, tensor in sorted(tensors.items())},
+        }
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
+
+    @classmethod
+    def from_pretrained(  # type: ignore[no-untyped-def]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike,
+        *args: Any,
+        config: MlpSwapConfig | None = None,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ):
+        """The model saved in a local folder, with its facts, tokenizer and history, in evaluation mode.
+
+        Further arguments are those of transformers, such as `dtype` and `device_map`. Raises `CheckpointError`, with
+        file and tensor, for anything missing, added, cut, changed or of another shape.
+        """
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder: models are loaded from local folders only")
+        config = config if isinstance(config, MlpSwapConfig) else _read_config(folder)
+        record = _read_json(folder / RECORD)
+        cls._verify(folder, config, record)
+        kwargs |= {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+        model, info = super().from_pretrained(folder, *args, config=config, **kwargs)  # type: ignore[misc]
+        if any(info.values()):
+            raise CheckpointError(f"{folder / WEIGHTS} did not load in full: {info}")
+        model.freeze()  # transformers makes every parameter that it loads trainable
+        if FACTS in record["files"]:
+            model.facts = FactSet.from_dict(_read_json(folder / FACTS))
+        if VOCABULARY in record["files"]:
+            model.tokenizer = MlpSwapTokenizer.from_pretrained(folder)
+        model.history = tuple(_read_json(folder / HISTORY))
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def _verify(cls, folder: Path, config: MlpSwapConfig, record: dict[str, Any]) -> None:
+        path = folder / WEIGHTS
+        if not path.exists():
+            pickled = " (pytorch_model.bin is not read: it is pickled)" if _pickled(folder) else ""
+            raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
+        with torch.device("meta"):
+            shapes = {name: tuple(t.shape) for name, t in cls(config).state_dict().items()}  # type: ignore
+        if config.tie_word_embeddings:
+            del shapes["lm_head.weight"]
+        try:
+            with safe_open(path, framework="pt") as file:
+                _same_names(path, set(file.keys()), set(shapes), "config.json")
+                _same_names(path, set(file.keys()), set(record["tensors"]), RECORD)
+                for name, shape in shapes.items():
+                    tensor = file.get_tensor(name)
+                    if tuple(tensor.shape) != shape:
+                        raise CheckpointError(
+                            f"{path}: tensor {name} has the shape {tuple(tensor.shape)}, but {CONFIG} asks for {shape}"
+                        )
+                    if tensor_sha256(tensor) != record["tensors"][name]:
+                        raise CheckpointError(f"{path}: tensor {name} is not the one that was saved ({RECORD})")
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if _json_sha256(config.own_fields()) != record["config"]:
+            raise CheckpointError(f"{folder / CONFIG} is not the one that was saved ({RECORD})")
+        for name, wanted in record["files"].items():
+            side = folder / name
+            if not side.exists() or hashlib.sha256(side.read_bytes()).hexdigest() != wanted:
+                state = "is not the one that was saved" if side.exists() else "is missing"
+                raise CheckpointError(f"{side} {state} ({RECORD})")
+
+
+def _pickled(folder: Path) -> bool:
+    return any(folder.glob("pytorch_model*.bin"))
+
+
+def _same_names(path: Path, found: set[str], wanted: set[str], where: str) -> None:
+    for names, words in ((wanted - found, "lacks"), (found - wanted, "has the unexpected")):
+        if names:
+            shown = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise CheckpointError(f"{path} {words} tensor {shown}, according to {where}")
+
+
+def _read_config(folder: Path) -> MlpSwapConfig:
+    try:
+        return MlpSwapConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ConfigError, StrictDataclassError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
