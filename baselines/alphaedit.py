@@ -1,8 +1,8 @@
-"""AlphaEdit: edits within the null space of the preserved keys (Fang et al. 2025, arXiv 2410.02355), in the single-layer
-protocol of arXiv 2512.00207, A.3.4.
+"""AlphaEdit: edits within the null space of the preserved keys (Fang et al. 2025, arXiv 2410.02355), in the
+single-layer protocol of arXiv 2512.00207, A.3.4.
 
-The columns of Q (h, q) are the eigenvectors of the preserved keys' second moment with an eigenvalue below a threshold, and
-P = Q Q^T. With Kp Kp^T the cache of keys edited before:
+The columns of Q (h, q) are the eigenvectors of the preserved keys' second moment with an eigenvalue below a
+threshold, and P = Q Q^T. With Kp Kp^T the cache of keys edited before:
 
     Delta^T = (P (K1 K1^T + Kp Kp^T) + L2 I)^-1 P K1 R^T
     Delta   = R K1^T Q (Q^T (K1 K1^T + Kp Kp^T) Q + L2 I)^-1 Q^T        the same within the null space: q x q
@@ -32,8 +32,10 @@ from mlpswap.errors import ConfigError
 def null_basis(
     S: Float[Tensor, "h h"], threshold: float | None = None, *, energy: float | None = None
 ) -> Float[Tensor, "h q"]:
-    """Orthonormal eigenvectors of S with an eigenvalue below `threshold`, or the longest series of smallest eigenvalues that
-    holds at most the share `energy` of the trace. Exactly one of the two is given. q may be 0."""
+    """Orthonormal eigenvectors of S with an eigenvalue below `threshold`, or the longest series of smallest
+    eigenvalues that holds at most the share `energy` of the trace. Exactly one of the two is given. q may
+    be 0.
+    """
     values, vectors = torch.linalg.eigh((exact(S) + exact(S).T) / 2)
     return vectors[:, : null_dimension(values, threshold, energy)]
 
@@ -80,9 +82,13 @@ def alphaedit_writer(K1: Tensor, Q: Tensor, l2: float, cache: Tensor | None) -> 
 class AlphaEditConfig(ClippedConfig):
     """Settings of AlphaEdit. Exactly one of `null_threshold` and `null_energy` is set."""
 
-    null_threshold: float | None = option(1.0, "eigenvalues below span the null space, > 0; published: 0.01, 1, 10")
+    null_threshold: float | None = option(
+        1.0, "eigenvalues below span the null space, > 0; published: 0.01, 1, 10"
+    )
     null_energy: float | None = option(None, "instead: share of the trace within the null space, in (0, 1]")
-    null_of: str = option("sum", "eigenvalues of the keys' 'sum' of outer products or of their 'mean' (original)")
+    null_of: str = option(
+        "sum", "eigenvalues of the keys' 'sum' of outer products or of their 'mean' (original)"
+    )
     l2: float = option(1.0, "L2, ridge within the null space, > 0; 1 here, 10 in the original")
 
     def __post_init__(self) -> None:
@@ -117,7 +123,11 @@ class AlphaEdit(ClosedFormEditor):
             values = values / moment.count if config.null_of == "mean" else values
             q = null_dimension(values, config.null_threshold, config.null_energy)
             Q, energy = vectors[:, :q], float(values[:q].sum() / values.sum())
-        notes = () if Q.shape[1] else (f"alphaedit: the null space is empty at {_choice(config)}: nothing changes",)
+        notes = (
+            ()
+            if Q.shape[1]
+            else (f"alphaedit: the null space is empty at {_choice(config)}: nothing changes",)
+        )
         X = alphaedit_writer(keys, Q, config.l2, cache)
         figures = {"null_dimension": Q.shape[1], "null_energy": energy}
         return Writer(X, torch.zeros(N, dtype=torch.bool), notes=notes, figures=figures)

@@ -1,5 +1,5 @@
-"""MEMIT: many edits at once by regularised least squares (Meng et al. 2023, arXiv 2210.07229), in the single-layer protocol
-of arXiv 2512.00207, A.3.4.
+"""MEMIT: many edits at once by regularised least squares (Meng et al. 2023, arXiv 2210.07229), in the
+single-layer protocol of arXiv 2512.00207, A.3.4.
 
 With edited keys K1, wanted changes R and the mean second moment C0 of preserved keys weighed by lambda:
 
@@ -35,8 +35,9 @@ def memit_delta(
     *,
     on_singular: str = "pinv",
 ) -> Float[Tensor, "d h"]:
-    """R K1^T (lam C0 + K1 K1^T)^-1, float64. For a singular system the least-norm solution by default: K1 lies in its range, so
-    that is well defined. lam = 0 needs N <= h."""
+    """R K1^T (lam C0 + K1 K1^T)^-1, float64. For a singular system the least-norm solution by default: K1
+    lies in its range, so that is well defined. lam = 0 needs N <= h.
+    """
     return exact(R) @ memit_factor(K1, C0, lam, on_singular).solve(K1).T
 
 
@@ -44,7 +45,7 @@ def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> Symmet
     """lam C0 + K1 K1^T, factored. Raises `ConfigError` for a lam that cannot be."""
     K1 = exact(K1)
     h, N = K1.shape
-    if lam < 0 or (lam == 0 and N > h):
+    if lam < 0 or (lam == 0 and h < N):
         raise ConfigError(f"lam must be positive, or 0 with at most {h} edits: found {lam} with {N} edits")
     return SymmetricFactor(lam * exact(C0) + K1 @ K1.T, on_singular=on_singular, name="lam C0 + K1 K1^T")
 
@@ -53,7 +54,9 @@ def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> Symmet
 class MemitConfig(ClippedConfig):
     """Settings of MEMIT."""
 
-    lam: float = option(150.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
+    lam: float = option(
+        150.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1"
+    )
     on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
 
     def __post_init__(self) -> None:
@@ -70,7 +73,12 @@ class Memit(ClosedFormEditor):
     writer_fields = ("lam", "on_singular")
 
     def writer(
-        self, keys: Tensor, statistics: Statistics | None, site: int, config: MemitConfig, cache: Tensor | None
+        self,
+        keys: Tensor,
+        statistics: Statistics | None,
+        site: int,
+        config: MemitConfig,
+        cache: Tensor | None,
     ) -> Writer:
         C0 = moment_at(statistics, site, self.name).mean
         factor = memit_factor(keys, C0, config.lam, config.on_singular)

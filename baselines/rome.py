@@ -1,13 +1,14 @@
-"""ROME: rank-one edits of the down-projection (Meng et al. 2022, arXiv 2202.05262), in the single-layer protocol of
-arXiv 2512.00207, A.3.4.
+"""ROME: rank-one edits of the down-projection (Meng et al. 2022, arXiv 2202.05262), in the single-layer
+protocol of arXiv 2512.00207, A.3.4.
 
-One edit, with key k, wanted change r and C0 the mean second moment of preserved keys, meets its constraint exactly while it
-moves the preserved keys' outputs least:
+One edit, with key k, wanted change r and C0 the mean second moment of preserved keys, meets its constraint
+exactly while it moves the preserved keys' outputs least:
 
     Delta = r u^T / (k^T u),   u = C0^-1 k
 
-Many edits with keys, residuals and C0 held fixed are the sum of these, so their order is irrelevant. That sum meets the
-constraints together only if the directions u_i are C0-orthogonal, hence ROME's collapse for many edits.
+Many edits with keys, residuals and C0 held fixed are the sum of these, so their order is irrelevant. That
+sum meets the constraints together only if the directions u_i are C0-orthogonal, hence ROME's collapse for
+many edits.
 """
 
 from dataclasses import dataclass
@@ -35,13 +36,16 @@ from mlpswap.errors import ConfigError, DegenerateKeysError
 def rome_delta(
     R: Float[Tensor, "d N"], K1: Float[Tensor, "h N"], C0: Float[Tensor, "h h"], *, on_singular: str = "error"
 ) -> Float[Tensor, "d h"]:
-    """Sum of the rank-one edits, float64. Raises `DegenerateKeysError` for zero keys (0 / 0) and for keys outside the range
-    of a singular C0, `SingularMomentError` for a singular C0 under "error"."""
+    """Sum of the rank-one edits, float64. Raises `DegenerateKeysError` for zero keys (0 / 0) and for keys
+    outside the range of a singular C0, `SingularMomentError` for a singular C0 under "error".
+    """
     factor = SymmetricFactor(C0, on_singular=on_singular, name="second moment C0")
     directions, refused = rome_directions(K1, factor)
     if refused.any():
         rows = tuple(refused.nonzero().flatten().tolist())
-        raise DegenerateKeysError(f"keys {', '.join(map(str, rows))} are zero or outside the range of C0", rows)
+        raise DegenerateKeysError(
+            f"keys {', '.join(map(str, rows))} are zero or outside the range of C0", rows
+        )
     return exact(R) @ directions.T
 
 
@@ -62,7 +66,9 @@ class RomeConfig(ResidualConfig):
 
     weight_decay: float = option(0.0, "Adam's coupled decay of r, >= 0; published: 1.5e-3, 1.5e-4, 0")
     early_stop: float | None = option(0.05, "stop a residual once its loss is below, > 0; null: all steps")
-    on_singular: str = option("error", "singular C0: 'error', 'pinv' (its range only) or 'ridge' (1e-6 trace/h)")
+    on_singular: str = option(
+        "error", "singular C0: 'error', 'pinv' (its range only) or 'ridge' (1e-6 trace/h)"
+    )
 
     @property
     def residual_options(self) -> ResidualOptions:

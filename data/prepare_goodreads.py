@@ -57,12 +57,12 @@ def write_csv(facts: FactSet, file: TextIO) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Books and authors of the UCSD Goodreads Book Graph as a CSV file, most rated books first."
+        description="Books and authors of the UCSD Goodreads Book Graph as a CSV file, most rated first."
     )
     parser.add_argument("books", type=Path, help="goodreads_books.json.gz")
     parser.add_argument("authors", type=Path, help="goodreads_book_authors.json.gz")
     parser.add_argument("output", type=Path, help="the CSV file to write, with the columns book and author")
-    parser.add_argument("--one-book-per-author", action="store_true", help="the most rated one only")
+    parser.add_argument("--one-book-per-author", action="store_true", help="only the most rated")
     parser.add_argument("--min-ratings", type=int, default=0, metavar="N", help="least ratings of an edition")
     parser.add_argument("--language", metavar="CODE", help="such as eng (takes eng, en-US, en-GB), spa, ger")
     parser.add_argument("--count", type=int, metavar="N", help="the first N facts, no fewer")

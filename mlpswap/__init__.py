@@ -11,6 +11,8 @@ a model and returns a *patch*.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import mlpswap.model  # noqa: F401  light; lets the Auto classes of transformers find the host
+
 if TYPE_CHECKING:
     from mlpswap.constructions import FactMLP, build_fact_mlp
     from mlpswap.errors import MlpSwapError
@@ -35,7 +37,17 @@ _HOME = {
     "swap_fact_mlp": "mlpswap.model",
     "MlpSwapError": "mlpswap.errors",
 }
-__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605
+__all__ = [
+    "FactMLP",
+    "FactSet",
+    "MlpSwapConfig",
+    "MlpSwapError",
+    "MlpSwapForCausalLM",
+    "MlpSwapTokenizer",
+    "Patch",
+    "build_fact_mlp",
+    "swap_fact_mlp",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ VERBS: dict[str, Verb] = {
         "mlpswap.commands.config:AskConfig", "mlpswap.commands.ask:ask"),
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
-        "mlpswap.editing.config:BenchmarkConfig", "mlpswap.editing.benchmark:benchmark", ("resume", "overwrite")),
+        "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report"),

@@ -54,9 +54,7 @@ class Rows:
 
     @classmethod
     def cat(cls, parts: list["Rows"]) -> "Rows":
-        return cls(
-            *(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__)
-        )
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
 
 def rows_of(model, a: Float[Tensor, "n d"]) -> Rows:
@@ -119,9 +117,7 @@ class PairScores:
 
     @classmethod
     def cat(cls, parts: list["PairScores"]) -> "PairScores":
-        return cls(
-            *(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__)
-        )
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def map(self, function) -> "PairScores":
         return PairScores(*(function(getattr(self, name)) for name in self.__dataclass_fields__))
@@ -165,7 +161,9 @@ def score_batch(
             losses = token_nll(model, rows.mixed(mlp), targets).double()
             nll[:, m].index_add_(0, owner, losses)
             word_nll[:, m].index_add_(0, owner[is_word], losses[is_word])
-    return PairScores(correct, attention.double(), last.gate.double(), gate_other, nll, word_nll, tokens, words)
+    return PairScores(
+        correct, attention.double(), last.gate.double(), gate_other, nll, word_nll, tokens, words
+    )
 
 
 def score_pairs(
@@ -194,9 +192,7 @@ def score_pairs(
         first = next(iter(targets.values()))
         batch = task.batch(fact, template, targets=first, table=table).to(device)
         wanted = torch.stack([targets[name][fact] for name in fact_mlps]).to(device)
-        yield start, score_batch(
-            model, batch, wanted, list(fact_mlps.values()), key_ids, language=language
-        )
+        yield start, score_batch(model, batch, wanted, list(fact_mlps.values()), key_ids, language=language)
 
 
 def summarise(scores: PairScores, before: int = 0, after: int = 1) -> dict[str, float]:

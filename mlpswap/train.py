@@ -1,7 +1,7 @@
 """Train a host around a fact MLP, swap the MLP, and measure both.
 
-    accelerate launch -m mlpswap.train --config configs/books_tiny.yaml output_dir=runs/books
-    mlpswap train --config books_tiny                                     # the same in one process
+accelerate launch -m mlpswap.train --config configs/books_tiny.yaml output_dir=runs/books
+mlpswap train --config books_tiny                                     # the same in one process
 """
 
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlpswap.config import ConfigError, to_plain, to_yaml
+from mlpswap.config import to_plain, to_yaml
 from mlpswap.errors import CheckpointError
 from mlpswap.training.config import TrainConfig
 

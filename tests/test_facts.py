@@ -1,12 +1,13 @@
 """Fact sets: what they refuse, how they change, and that they are themselves again after every round trip."""
 
+import hashlib
 import json
 import logging
 from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlpswap.errors import FactsError
@@ -57,8 +58,6 @@ def test_fingerprint_is_fixed():
     """Saved patches hold fingerprints: they must mean the same in every release."""
     facts = FactSet(("Émile", "b"), ("x",), (0, 0))
     text = '{"keys":["Émile","b"],"mapping":[0,0],"values":["x"]}'
-    import hashlib
-
     assert facts.fingerprint == hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -157,6 +156,7 @@ def test_synthetic_is_a_seeded_bijection():
     assert facts != FactSet.synthetic(50, generator(4))
 
 
+@settings(deadline=None)
 @given(fact_sets)
 def test_dict_round_trip_through_json(facts):
     assert FactSet.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
@@ -167,15 +167,19 @@ def test_dict_round_trip_through_json(facts):
     [
         ([], "found list"),
         ({"keys": []}, "found keys"),
-        ({"keys": "ab", "values": ["x"], "mapping": [0, 0]}, "'keys' of a saved fact set must be a list: found str"),
+        (
+            {"keys": "a", "values": ["x"], "mapping": [0]},
+            "'keys' of a saved fact set must be a list: found str",
+        ),
         ({"keys": ["a"], "values": ["x"], "mapping": [0.0]}, r"mapping\[0\].*found 0.0"),
     ],
-)  # fmt: skip
+)
 def test_from_dict_refuses_other_data(data, message):
     with pytest.raises(FactsError, match=message):
         FactSet.from_dict(data)
 
 
+@settings(deadline=None)
 @given(fact_sets, seeds)
 def test_permute_keeps_the_multiset_of_values(facts, seed):
     permuted = facts.permute(generator(seed))
@@ -183,6 +187,7 @@ def test_permute_keeps_the_multiset_of_values(facts, seed):
     assert (permuted.keys, permuted.values) == (facts.keys, facts.values)
 
 
+@settings(deadline=None)
 @given(fact_sets, seeds, st.data())
 def test_permute_leaves_other_facts_alone(facts, seed, data):
     some = data.draw(st.lists(st.integers(0, len(facts) - 1), unique=True))
@@ -191,6 +196,7 @@ def test_permute_leaves_other_facts_alone(facts, seed, data):
     assert Counter(permuted.mapping) == Counter(facts.mapping)
 
 
+@settings(deadline=None)
 @given(fact_sets, seeds)
 def test_derange_moves_every_fact_or_says_why_not(facts, seed):
     """It is possible exactly where no value belongs to more than half of the facts."""

@@ -39,7 +39,9 @@ def test_held_out_templates_use_trained_words_and_endings():
     assert not set(HELD_OUT) & set(TRAINED)
 
 
-@pytest.mark.parametrize("bad", ["{author} wrote {book}", "No book by {author}", "{book} and {book} by {author}"])
+@pytest.mark.parametrize(
+    "bad", ["{author} wrote {book}", "No book by {author}", "{book} and {book} by {author}"]
+)
 def test_bad_templates_are_refused(bad):
     with pytest.raises(ConfigError, match="template 1"):
         check_templates([bad])

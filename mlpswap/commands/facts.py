@@ -24,7 +24,9 @@ def show_facts(config: FactsConfig, **_: Any) -> None:
     print(report.summary())
     for warning in report.warnings:
         print(f"warning: {warning}")
-    print(f"{len(facts)} facts, {len(facts.values)} values, the commonest value has {facts.majority_share:.2%}")
+    print(
+        f"{len(facts)} facts, {len(facts.values)} values, the commonest value has {facts.majority_share:.2%}"
+    )
     print(f"fingerprint {facts.fingerprint}")
     for number, (key, value) in zip(range(config.show), facts.pairs(), strict=False):
         template = TRAINED[number % len(TRAINED)]

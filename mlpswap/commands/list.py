@@ -10,7 +10,9 @@ from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
 
 
 def list_things(config: ListConfig, **_: Any) -> None:
-    {"constructions": _constructions, "editors": _editors, "presets": _presets, "metrics": _metrics}[config.what]()
+    {"constructions": _constructions, "editors": _editors, "presets": _presets, "metrics": _metrics}[
+        config.what
+    ]()
 
 
 def _registered(group: str) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from mlpswap.benchmark.config import BenchmarkConfig
 from mlpswap.commands.config import ValidateConfig
 from mlpswap.config import build_options, find_config, load_config
-from mlpswap.editing.config import BenchmarkConfig
 from mlpswap.errors import ConfigError
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
 from mlpswap.training.config import TrainConfig
@@ -25,12 +25,16 @@ def check(path: Any) -> tuple[str, TrainConfig | BenchmarkConfig]:
         keys = set(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    shared = {schema: len(keys & {f.name for f in fields(schema)}) for schema in (TrainConfig, BenchmarkConfig)}
+    shared = {
+        schema: len(keys & {f.name for f in fields(schema)}) for schema in (TrainConfig, BenchmarkConfig)
+    }
     if shared[BenchmarkConfig] > shared[TrainConfig]:
         benchmark = load_config(BenchmarkConfig, path)
         for editor in benchmark.editors:
             options = {k: v for k, v in editor.items() if k not in ("name", "grid")}
-            build_options(get(EDITORS, str(editor["name"])).Config, options, f"{path}: editor {editor['name']}")
+            build_options(
+                get(EDITORS, str(editor["name"])).Config, options, f"{path}: editor {editor['name']}"
+            )
         return "benchmark", benchmark
     train = load_config(TrainConfig, path)
     for mlp in [train.mlp, *train.swap.constructions]:

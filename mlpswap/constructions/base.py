@@ -239,9 +239,7 @@ def margins(
 
     With a single value there is no wrong row and the margin is infinite. Rows equal to the right one count as wrong.
     """
-    return torch.cat(
-        [margin for margin, _ in _margin_chunks(mlp, keys, values, mapping, values[:0], chunk)]
-    )
+    return torch.cat([margin for margin, _ in _margin_chunks(mlp, keys, values, mapping, values[:0], chunk)])
 
 
 def _margin_chunks(
@@ -292,8 +290,7 @@ def report(
     keys, values = keys.to(dtype), values.to(dtype)
     others = values[:0] if competitors is None else competitors.to(dtype)
     margin, margin_vocabulary = (
-        torch.cat(parts)
-        for parts in zip(*_margin_chunks(mlp, keys, values, mapping, others), strict=True)
+        torch.cat(parts) for parts in zip(*_margin_chunks(mlp, keys, values, mapping, others), strict=True)
     )
     bits = len(keys) * math.log2(len(values)) / mlp.parameters_count
     made = BuildReport(
@@ -309,7 +306,7 @@ def report(
     )
     if made.capacity < 1:
         logger.warning(
-            "%s with h = %d stores %.2f %% of %d facts: beyond its capacity (%.3g bits per parameter asked for)",
+            "%s with h = %d stores %.2f %% of %d facts (%.3g bits per parameter asked for)",
             name, mlp.config.h, 100 * made.capacity, made.facts, bits,
         )  # fmt: skip
     return made

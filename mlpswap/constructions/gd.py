@@ -38,7 +38,9 @@ class GradientDescentConfig:
 
     h: int | None = option(None, "hidden width; null: one that stores everything (gd.default_width)")
     kind: str = option("swiglu", "shape of the MLP: " + " | ".join(KINDS))
-    objective: str = option("ce", "ce: cross-entropy against values and competitors | mse: the values themselves")
+    objective: str = option(
+        "ce", "ce: cross-entropy against values and competitors | mse: the values themselves"
+    )
     noise: float = option(0.0, "noise on the keys in training, in units of sqrt(d / (F ln F))")
     steps: int | None = option(None, "steps at most; ce without noise stops once every fact is stored")
     extra_steps: int = option(0, "ce without noise: steps after that point, for wider margins")
@@ -78,7 +80,7 @@ class Recipe:
 def recipe(config: GradientDescentConfig, facts: int) -> Recipe:
     """The defaults for this number of facts, overridden by what `config` sets."""
     if config.objective == "mse":
-        chosen = Recipe(steps=1000, learning_rate=3e-3, batch_size=1024)
+        chosen = Recipe(steps=300, learning_rate=3e-3, batch_size=1024)
     elif facts <= (config.batch_size or 2048):
         chosen = Recipe(steps=600 if config.noise else 400, learning_rate=2e-2, batch_size=2048)
     else:
@@ -91,9 +93,18 @@ def recipe(config: GradientDescentConfig, facts: int) -> Recipe:
     )
 
 
-def default_width(kind: str, facts: int, rows: int, d: int) -> int:
-    """..."""
-    raise NotImplementedError
+def default_width(config: GradientDescentConfig, facts: int, rows: int, d: int) -> int:
+    """A width with which the recipe stores isotropic embeddings completely, with reserve, against `rows` rows.
+
+    F log2(rows) bits at half a bit per parameter, where 2 can be reached (1.4 with relu), and 32 at least. Squared error
+    asks for all d coordinates of every value: 0.75 F d parameters at least. Bilinear features have rank d (d + 1) / 2, a
+    bound that no width lifts.
+    """
+    matrices = 3 if KINDS[config.kind][1] else 2
+    width = math.ceil(facts * math.log2(max(rows, 2)) / (0.5 * matrices * d))
+    if config.objective == "mse":
+        width = max(width, math.ceil(0.75 * facts / matrices))
+    return max(width, 32)
 
 
 class GradientDescent:
@@ -120,7 +131,7 @@ class GradientDescent:
         check_inputs(keys, values, mapping, competitors)
         facts, d = keys.shape
         rest = values[:0] if competitors is None else competitors
-        h = config.h or default_width(config.kind, facts, len(values) + len(rest), d)
+        h = config.h or default_width(config, facts, len(values) + len(rest), d)
         key_scale = math.sqrt(d) / keys.double().norm(dim=1).mean()
         value_scale = 1 / values.double().norm(dim=1).mean()
         x = (keys * key_scale).float()  # norms about sqrt(d)
@@ -211,7 +222,9 @@ def candidate_loss(
     logits = y @ values[candidates].T  # (B, candidates)
     if len(others):
         count = min(len(y), len(others))
-        sample = torch.randperm(len(others), generator=generator, device=generator.device)[:count].to(y.device)
+        sample = torch.randperm(len(others), generator=generator, device=generator.device)[:count].to(
+            y.device
+        )
         correction = math.log(len(others) / count)
         logits = torch.cat([logits, y @ others[sample].T + correction], dim=1)
     return F.cross_entropy(logits, target)

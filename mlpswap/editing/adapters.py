@@ -1,7 +1,7 @@
 """What an editor may ask of a model. Editors talk to an adapter and never to the model itself.
 
-A key is what enters the down-projection at the edited token, never with a constant 1 for the bias. Vectors come in rows here;
-the closed forms have them in columns.
+A key is what enters the down-projection at the edited token, never with a constant 1 for the bias. Vectors
+come in rows here; the closed forms have them in columns.
 """
 
 from collections.abc import Hashable, Sequence
@@ -27,6 +27,10 @@ class Adapter(Protocol):
 
     def weight(self, site: int) -> Float[Tensor, "d h"]:
         """A copy of the down-projection as (outputs, inputs), whatever the module's own layout."""
+        ...
+
+    def bias(self, site: int) -> Float[Tensor, " d"] | None:
+        """A copy of its bias, which editors leave alone unless told; None if there is none."""
         ...
 
     def check(self, requests: Sequence[EditRequest]) -> None:
@@ -72,13 +76,17 @@ class Adapter(Protocol):
         requests: Sequence[EditRequest] = (),
         bias: Float[Tensor, " d"] | None = None,
     ) -> Patch:
-        """The change W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or infinity."""
+        """The change W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or
+        infinity.
+        """
         ...
 
 
 @runtime_checkable
 class FactAdapter(Protocol):
-    """What a model offers beyond `Adapter` if it knows its facts by name and can have its fact MLP rebuilt."""
+    """What a model offers beyond `Adapter` if it knows its facts by name and can have its fact MLP
+    rebuilt.
+    """
 
     @property
     def facts(self) -> FactSet: ...
@@ -100,9 +108,11 @@ class FactAdapter(Protocol):
         options: dict[str, Any],
         generator: torch.Generator,
     ) -> FactMLP:
-        """A fact MLP for this model that stores `facts`; the kind and width of the one in place by default."""
+        """A fact MLP for this model that stores `facts`; the kind and width of the one in place by
+        default.
+        """
         ...
 
-    def replace(self, mlp: FactMLP, *, editor: str, requests: Sequence[EditRequest]) -> Patch:
-        """The patch that puts `mlp` in the place of the fact MLP."""
+    def replace(self, mlp: FactMLP, *, editor: str, facts: FactSet) -> Patch:
+        """The patch that puts `mlp`, which stores `facts`, in the place of the fact MLP."""
         ...

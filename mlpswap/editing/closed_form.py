@@ -1,8 +1,8 @@
 """What ROME, MEMIT and AlphaEdit share in the single-layer protocol (arXiv 2512.00207, A.3.4).
 
-Each writes residuals R (d, N) at keys K1 (h, N) through a matrix X (h, N) that depends on keys and statistics alone:
-Delta = R X^T. So a grid of settings optimises each residual once, factors once per distinct X, and pays a clip and one
-product per setting.
+Each writes residuals R (d, N) at keys K1 (h, N) through a matrix X (h, N) that depends on keys and
+statistics alone: Delta = R X^T. So a grid of settings optimises each residual once, factors once per
+distinct X, and pays a clip and one product per setting.
 """
 
 from collections.abc import Iterator, Sequence
@@ -87,7 +87,9 @@ class Writer:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The requests that can be written, with their keys and residuals in columns, and why the others cannot."""
+    """The requests that can be written, with their keys and residuals in columns, and why the others
+    cannot.
+    """
 
     requests: tuple[EditRequest, ...]
     keys: Float[Tensor, "h N"]
@@ -108,8 +110,8 @@ def gather(
 ) -> Batch:
     """Keys and residuals for `config`, whose options are among `options`. The batch may be empty.
 
-    All options go to the adapter at once, so that they share trajectories; it remembers the runs. Raises `RequestError`
-    for a request that no change at this site can carry out.
+    All options go to the adapter at once, so that they share trajectories; it remembers the runs. Raises
+    `RequestError` for a request that no change at this site can carry out.
     """
     kept, refused = check_requests(adapter, requests, config.on_conflict)
     if not kept:
@@ -131,7 +133,9 @@ def gather(
 
 
 class ClosedFormEditor:
-    """Optimise residuals, clip them, write them. Editors differ in `writer`, which reads `writer_fields` of the config."""
+    """Optimise residuals, clip them, write them. Editors differ in `writer`, which reads `writer_fields` of
+    the config.
+    """
 
     name: str
     Config: type

@@ -26,17 +26,20 @@ Statistics = Mapping[int, SecondMoment]  # by site
 
 @dataclass(frozen=True, eq=False)
 class EditorState:
-    """What an editor carries from one batch of edits to the next: by site, the summed outer products of edited keys."""
+    """What an editor carries from one batch of edits to the next: by site, the summed outer products of
+    edited keys.
+    """
 
     caches: Mapping[int, Float[Tensor, "h h"]]
 
 
 @dataclass(frozen=True, eq=False)
 class EditResult:
-    """The change, the state after it (None for editors without one), and what there is to know about the edit.
+    """The change, the state after it (None for editors without one), and what there is to know about the
+    edit.
 
-    `diagnostics` always has `requested`, `edited` (ids carried out), `refused` (id -> reason), `unchanged` (how many ask for
-    what is there) and `notes`; editors add their own figures.
+    `diagnostics` always has `requested`, `edited` (ids carried out), `refused` (id -> reason), `unchanged`
+    (how many ask for what is there) and `notes`; editors add their own figures.
     """
 
     patch: Patch
@@ -48,10 +51,11 @@ class EditResult:
 class Editor(Protocol):
     """A way to change facts in a model, registered in the group "mlpswap.editors".
 
-    `Config` is a dataclass whose fields carry help text. `edit` is pure: model, requests, statistics and state stay as they
-    are. Optional: `edit_grid(adapter, requests, configs, *, statistics, state, generator) -> Iterator[EditResult]`, the same
-    results for many settings with shared work; `grid(preset) -> list[dict]`, the published settings;
-    `example(generator) -> dict`, options with which the editor carries out each of a few edits of a small host.
+    `Config` is a dataclass whose fields carry help text. `edit` is pure: model, requests, statistics and
+    state stay as they are. Optional: `edit_grid(adapter, requests, configs, *, statistics, state,
+    generator) -> Iterator[EditResult]`, the same results for many settings with shared work; `grid(preset)
+    -> list[dict]`, the published settings; `example(generator) -> dict`, options with which the editor
+    carries out each of a few edits of a small host.
     """
 
     name: str
@@ -79,7 +83,8 @@ class EditConfig:
 
 
 def statistics_of(adapter: Adapter, prompts: Prompts | Iterable[Prompts]) -> dict[int, SecondMoment]:
-    """Second moments of the keys at the last tokens of `prompts`, for every site: the preserved facts' edit prompts.
+    """Second moments of the keys at the last tokens of `prompts`, for every site: the preserved facts' edit
+    prompts.
 
     Several batches of prompts are read as a stream, so any token stream will do.
     """

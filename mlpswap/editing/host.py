@@ -1,10 +1,10 @@
 """The adapter of our own host: one editable layer, one edited token, the last of the prompt.
 
-Everything before the output of the fact MLP is independent of an edit, so one forward pass over the prompts gives all that
-editors need: the MLP's input z, the gate and the rest of the mixture (`mlpswap.metrics.Rows`).
+Everything before the output of the fact MLP is independent of an edit, so one forward pass over the prompts
+gives all that editors need: the MLP's input z, the gate and the rest of the mixture
+(`mlpswap.metrics.Rows`).
 """
 
-import hashlib
 import logging
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -19,7 +19,7 @@ from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import EditRequest, Prompts
 from mlpswap.editing.residuals import Objective, ResidualOptions, ResidualRun, optimise_residuals
-from mlpswap.errors import FactsError, NonFiniteError, RequestError, UnsupportedEditorError
+from mlpswap.errors import FactsError, NonFiniteError, RequestError
 from mlpswap.facts import FactSet, printable
 from mlpswap.metrics import Rows, rows_of
 from mlpswap.model.modeling import MlpSwapForCausalLM
@@ -40,18 +40,15 @@ class HostAdapter:
     """
 
     def __init__(self, model: MlpSwapForCausalLM, *, chunk: int = 1024):
-        if model.facts is None:
-            raise UnsupportedEditorError("editing by facts needs a host with a fact set: this model has none")
+        model.known_facts()
         self.model, self.chunk = model, chunk
         self.vocabulary = model.vocabulary
         self._runs: dict[Hashable, dict[ResidualOptions, ResidualRun]] = {}
 
-
     @property
     def facts(self) -> FactSet:
         """The fact set stored now."""
-        assert self.model.facts is not None
-        return self.model.facts
+        return self.model.known_facts()
 
     @property
     def key_embeddings(self) -> Float[Tensor, "F d"]:
@@ -64,8 +61,9 @@ class HostAdapter:
     def request(self, prompt: str, key: str, value: str, *, id: str | None = None) -> EditRequest:
         """The request that `prompt`, such as "The writer of {book} is", continue with `value` for `key`.
 
-        Words are separated by single blanks, and one of them is a name in braces, which stands for the key. Raises
-        `RequestError` for a prompt without one and for words, keys and values that the model does not know.
+        Words are separated by single blanks, and one of them is a name in braces, which stands for the key.
+        Raises `RequestError` for a prompt without one and for words, keys and values that the model does
+        not know.
         """
         id = key if id is None else id
         words = prompt.split(" ")
@@ -77,7 +75,9 @@ class HostAdapter:
         try:
             old = self.facts.value_of(key)
             ids = [
-                self.vocabulary.id_of(KEY, key) if _HOLE.fullmatch(word) else self.vocabulary.id_of(WORD, word)
+                self.vocabulary.id_of(KEY, key)
+                if _HOLE.fullmatch(word)
+                else self.vocabulary.id_of(WORD, word)
                 for word in words
             ]
             self.facts.alter({key: value})
@@ -94,8 +94,9 @@ class HostAdapter:
         return {entries[self.subject(each)][1]: entries[each.target_ids[0]][1] for each in requests}
 
     def check(self, requests: Sequence[EditRequest]) -> None:
-        """Raise `RequestError` unless each prompt is known, fits, holds one key and is edited at its end, and each target is
-        one value."""
+        """Raise `RequestError` unless each prompt is known, fits, holds one key and is edited at its end,
+        and each target is one value.
+        """
         size, longest = len(self.vocabulary), self.model.config.n_positions
         for request in requests:
             where, ids = f"request '{printable(request.id)}'", (*request.prompt_ids, *request.target_ids)
@@ -129,6 +130,10 @@ class HostAdapter:
 
     def weight(self, site: int) -> Float[Tensor, "d h"]:
         return self._down(site).weight.detach().clone()
+
+    def bias(self, site: int) -> Float[Tensor, " d"] | None:
+        bias = self._down(site).bias
+        return None if bias is None else bias.detach().clone()
 
     def rows(self, prompts: Prompts) -> Rows:
         """What the last tokens hand to the fact MLP and the mixture."""
@@ -167,7 +172,7 @@ class HostAdapter:
         self, requests: Sequence[EditRequest], site: int, options: Sequence[ResidualOptions]
     ) -> list[ResidualRun]:
         """Remembered for the latest requests as long as no weight of the model changes."""
-        about = (tuple(requests), self._fingerprint())
+        about = (tuple(requests), self.model.state_sha256())
         if about not in self._runs:
             self._runs = {about: {}}
         runs = self._runs[about]
@@ -186,7 +191,9 @@ class HostAdapter:
         requests: Sequence[EditRequest] = (),
         bias: Float[Tensor, " d"] | None = None,
     ) -> Patch:
-        """W + delta (and b + bias), summed in float64 and cast back. Raises `NonFiniteError` rather than write NaN."""
+        """W + delta (and b + bias), summed in float64 and cast back. Raises `NonFiniteError` rather than
+        write NaN.
+        """
         down = self._down(site)
         parts = (("down.weight", down.weight, delta), ("down.bias", down.bias, bias))
         changes = {
@@ -206,28 +213,22 @@ class HostAdapter:
     ) -> FactMLP:
         return build_for_host(self.model, facts, construction, options, generator=generator)
 
-    def replace(self, mlp: FactMLP, *, editor: str, requests: Sequence[EditRequest]) -> Patch:
-        change = ModuleChange.between(self.model.fact_mlp_name, self.model.fact_mlp, mlp)
-        return self._patch((change,), editor, requests)
+    def replace(self, mlp: FactMLP, *, editor: str, facts: FactSet) -> Patch:
+        return Patch.between_mlps(self.model, mlp, editor=editor, facts=facts)
 
     def _patch(
         self, changes: tuple[ModuleChange, ...], editor: str, requests: Sequence[EditRequest]
     ) -> Patch:
-        before = self.facts
-        asked = self.changes(requests)
-        altered = tuple((key, before.value_of(key), value) for key, value in asked.items())
-        return Patch(changes, editor, altered, before.fingerprint, before.alter(asked).fingerprint)
+        before, asked = self.facts, self.changes(requests)
+        after = before.alter(asked)
+        keys = [before.keys[index] for index in before.changed(after)]
+        altered = tuple((key, before.value_of(key), after.value_of(key)) for key in keys)
+        return Patch(changes, editor, altered, before.fingerprint, after.fingerprint)
 
     def _down(self, site: int) -> nn.Linear:
         if site not in self.sites():
             raise RequestError(f"layer {site} has no fact MLP: expected {self.sites()[0]}")
         return self.model.fact_mlp.down
-
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for tensor in self.model.state_dict().values():
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
 
 
 def _changed(name: str, parameter: Tensor, change: Tensor) -> Tensor:

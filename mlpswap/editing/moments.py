@@ -1,12 +1,13 @@
 """Second moments of keys, and solves with symmetric matrices that say when they cannot be trusted.
 
-A general LU solver returns arbitrary numbers for a singular matrix, without complaint. Here every system is symmetrised,
-factored by Cholesky in float64 on the CPU, and its condition tested; a singular one is refused, regularised or restricted
-to its range, as asked.
+A general LU solver returns arbitrary numbers for a singular matrix, without complaint. Here every system is
+symmetrised, factored by Cholesky in float64 on the CPU, and its condition tested; a singular one is
+refused, regularised or restricted to its range, as asked.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -32,10 +33,10 @@ def exact(tensor: Tensor) -> Tensor:
 class SymmetricFactor:
     """A positive semi-definite matrix M (h, h), ready to solve M x = b many times.
 
-    `on_singular` says what happens if the reciprocal condition is below 1e-12: "error" raises `SingularMomentError`,
-    "pinv" takes the least-norm solution within the range of M, "ridge" adds 1e-6 trace(M)/h to the diagonal.
-    `singular` tells whether that was necessary, `rcond` the condition of M as it was given, `rank` its rank, `ridge` what
-    was added.
+    `on_singular` says what happens if the reciprocal condition is below 1e-12: "error" raises
+    `SingularMomentError`, "pinv" takes the least-norm solution within the range of M, "ridge" adds 1e-6
+    trace(M)/h to the diagonal. `singular` tells whether that was necessary, `rcond` the condition of M as
+    it was given, `rank` its rank, `ridge` what was added.
     """
 
     def __init__(self, matrix: Float[Tensor, "h h"], *, on_singular: str = "error", name: str = "matrix"):
@@ -137,6 +138,12 @@ class SecondMoment:
             name = f"second moment of {self.count} keys"
             self._factors[on_singular] = SymmetricFactor(self.mean, on_singular=on_singular, name=name)
         return self._factors[on_singular]
+
+    @cached_property
+    def spectrum(self) -> tuple[Float[Tensor, " h"], Float[Tensor, "h h"]]:
+        """Eigenvalues of the sum in ascending order, and the eigenvectors as columns."""
+        values, vectors = torch.linalg.eigh((self.sum + self.sum.T) / 2)
+        return values, vectors
 
     def save(self, path: str | Path) -> None:
         """Write as safetensors: tensor `sum`, and the count in the metadata."""

@@ -1,4 +1,6 @@
-"""Edit requests and prompts, as token ids. Text is turned into ids elsewhere, by the one function of the model at hand."""
+"""Edit requests and prompts, as token ids. Text is turned into ids elsewhere, by the one function of the
+model at hand.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,10 @@ from mlpswap.errors import ConfigError, RequestError
 class EditRequest:
     """After `prompt_ids` the model shall say `target_ids`.
 
-    `key_position` is the token, counted from 0 within `prompt_ids`, whose MLP output is edited: the last one for the host.
-    `old_target_ids` is what the model says now, if known; `group` ties several prompts of one fact together.
-    Raises `RequestError`, with the id, for an empty prompt or target and for a position outside of the prompt.
+    `key_position` is the token, counted from 0 within `prompt_ids`, whose MLP output is edited: the last
+    one for the host. `old_target_ids` is what the model says now, if known; `group` ties several prompts of
+    one fact together. Raises `RequestError`, with the id, for an empty prompt or target and for a position
+    outside of the prompt.
     """
 
     id: str
@@ -47,7 +50,8 @@ class EditRequest:
 class Prompts:
     """Prompts padded on the left. Each is asked at its last token, which is always the last column.
 
-    A causal model's activations at a token in the middle are those of the prompt cut there, so this is no restriction.
+    A causal model's activations at a token in the middle are those of the prompt cut there, so this is no
+    restriction.
     """
 
     input_ids: Int[Tensor, "n T"]
@@ -73,9 +77,9 @@ def merge_requests(
 ) -> tuple[list[EditRequest], dict[str, str]]:
     """The requests that remain, in order, and why each of the others does not.
 
-    `subjects` says which fact each request is about. Equal prompts with equal targets are merged. One subject with two
-    targets raises `RequestError` with the ids, or, with `on_conflict="last"`, the last request's target holds and requests for
-    another one are left out. Ids must be distinct.
+    `subjects` says which fact each request is about. Equal prompts with equal targets are merged. One
+    subject with two targets raises `RequestError` with the ids, or, with `on_conflict="last"`, the last
+    request's target holds and requests for another one are left out. Ids must be distinct.
     """
     if on_conflict not in ("error", "last"):
         raise ConfigError(f"on_conflict must be 'error' or 'last': found '{on_conflict}'")

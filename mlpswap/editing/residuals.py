@@ -1,10 +1,11 @@
 """Residuals: which change of the MLP's output, at the value position, makes the model say the wanted token.
 
-Protocol of arXiv 2512.00207, A.3.4: for each edit a vector r, added to the output of the fact MLP inside the mixture, starts
-at zero and follows Adam down the cross-entropy of the wanted token. Everything before the fact MLP's output is independent
-of r, so the model enters only through its mixture and its head. All edits are one problem: Adam acts on each coordinate
-alone, so the rows of a summed loss evolve as if each were optimised by itself. And one trajectory serves many settings:
-fewer steps are an earlier snapshot, an early stop is a snapshot per row.
+Protocol of arXiv 2512.00207, A.3.4: for each edit a vector r, added to the output of the fact MLP inside
+the mixture, starts at zero and follows Adam down the cross-entropy of the wanted token. Everything before
+the fact MLP's output is independent of r, so the model enters only through its mixture and its head. All
+edits are one problem: Adam acts on each coordinate alone, so the rows of a summed loss evolve as if each
+were optimised by itself. And one trajectory serves many settings: fewer steps are an earlier snapshot, an
+early stop is a snapshot per row.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +21,10 @@ from mlpswap.errors import ConfigError
 
 @dataclass(frozen=True)
 class ResidualOptions:
-    """How long and how fast to optimise. `early_stop`: a row stays where it is after the first step whose loss, taken
-    before the step, lies below it. `weight_decay` is Adam's coupled one: gradient += weight_decay * r."""
+    """How long and how fast to optimise. `early_stop`: a row stays where it is after the first step whose
+    loss, taken before the step, lies below it. `weight_decay` is Adam's coupled one: gradient +=
+    weight_decay * r.
+    """
 
     steps: int
     lr: float
@@ -41,7 +44,9 @@ class ResidualOptions:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The loss of n edits as a function of their residuals: hidden = rest + gate * (output + r), logits = head(hidden)."""
+    """The loss of n edits as a function of their residuals: hidden = rest + gate * (output + r), logits =
+    head(hidden).
+    """
 
     gate: Float[Tensor, " n"]
     rest: Float[Tensor, "n d"]
@@ -110,8 +115,8 @@ def optimise_residuals(
 ) -> list[ResidualRun]:
     """One run for each of `options`, as if each edit and each option had been run alone.
 
-    Options that share lr and weight decay share one trajectory. `rows` edits are held at a time, which bounds the memory
-    at rows x V logits.
+    Options that share lr and weight decay share one trajectory. `rows` edits are held at a time, which
+    bounds the memory at rows x V logits.
     """
     wanted = list(dict.fromkeys(options))
     groups: dict[tuple[float, float], list[ResidualOptions]] = {}
@@ -160,7 +165,8 @@ def _trajectory(objective: Objective, group: Sequence[ResidualOptions]) -> dict[
 def clip_residuals(
     residuals: Float[Tensor, "d n"], reference_norms: Float[Tensor, " n"], factor: float | None
 ) -> Float[Tensor, "d n"]:
-    """r_i * min(1, factor * reference_i / ||r_i||), once, after the optimisation; no clip if `factor` is None.
+    """r_i * min(1, factor * reference_i / ||r_i||), once, after the optimisation; no clip if `factor` is
+    None.
 
     The reference is ||W k_i||, without the bias. A zero residual stays zero; a zero reference makes it zero.
     """

@@ -27,11 +27,13 @@ def build_host(
     """A host before training, in the dtype of `embeddings`. Changes none of its arguments but the generator.
 
     The configuration's vocabulary size, special ids and fact MLP are set to those of the other arguments.
-    Raises `ConfigError` if the embeddings do not fit, `FactsError` if the vocabulary is not that of the facts.
+    Raises `ConfigError` if the embeddings do not fit, `FactsError` if the vocabulary is not that of the
+    facts.
     """
     if embeddings.shape != (len(vocabulary), config.n_embd):
         raise ConfigError(
-            f"embeddings must be (V, d) = ({len(vocabulary)}, {config.n_embd}): found {tuple(embeddings.shape)}"
+            f"embeddings must be (V, d) = ({len(vocabulary)}, {config.n_embd}): "
+            f"found {tuple(embeddings.shape)}"
         )
     if (vocabulary.surfaces(KEY), vocabulary.surfaces(VALUE)) != (facts.keys, facts.values):
         raise FactsError("keys and values of the vocabulary are not those of the fact set, in its order")

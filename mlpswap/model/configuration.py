@@ -1,4 +1,4 @@
-"""The host's configuration: a transformers config whose fields are checked and whose misspellings are refused."""
+"""The host's configuration: a transformers config with checked fields, which refuses misspelt ones."""
 
 import difflib
 import math
@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig
 from mlpswap.constructions.base import FactMLPConfig
 from mlpswap.errors import ConfigError
 
-# What transformers passes to a config, or writes into config.json, beyond the declared fields of its base class.
+# What transformers passes to a config, or writes into config.json, beyond the declared fields of its base
+# class.
 _OF_TRANSFORMERS = {
     "model_type",
     "name_or_path",
@@ -37,13 +38,14 @@ class MlpSwapConfig(PreTrainedConfig):
 
     vocab_size: V. n_embd: d. n_layer, n_head: only the last layer has the fact MLP. n_positions: the longest
     sequence that the model is meant for; RoPE itself has no bound. rope_theta: base of RoPE's frequencies.
-    qk: queries and keys by "mlp" (Linear, GELU, Linear) or "linear" (no bias). value_output: "identity" (frozen,
-    not materialised) or "learned". residual: add each layer's input to its output. norm: the norm before the fact
-    MLP, "frozen" (multiplied by the scalar `norm_scale`; None means 1 / sqrt(d), so that it yields unit vectors) or
-    "learned" (that scalar is where its d weights start). mixture: mix the fact MLP with the language expert of rank
-    `language_rank` by a router of width `router_hidden`; without it the fact MLP stands alone. logit_scale: s, where
-    it starts if `train_logit_scale`. fact_mlp: `FactMLPConfig.to_dict()`; None means a SwiGLU MLP with h = 4 d.
-    tie_word_embeddings: the head multiplies with E itself, not with a table of its own.
+    qk: queries and keys by "mlp" (Linear, GELU, Linear) or "linear" (no bias). value_output: "identity"
+    (frozen, not materialised) or "learned". residual: add each layer's input to its output. norm: the norm
+    before the fact MLP, "frozen" (multiplied by the scalar `norm_scale`; None means 1 / sqrt(d), so that it
+    yields unit vectors) or "learned" (that scalar is where its d weights start). mixture: mix the fact MLP
+    with the language expert of rank `language_rank` by a router of width `router_hidden`; without it the fact
+    MLP stands alone. logit_scale: s, where it starts if `train_logit_scale`. fact_mlp:
+    `FactMLPConfig.to_dict()`; None means a SwiGLU MLP with h = 4 d. tie_word_embeddings: the head multiplies
+    with E itself, not with a table of its own.
     """
 
     model_type = "mlpswap"
@@ -85,7 +87,9 @@ class MlpSwapConfig(PreTrainedConfig):
                 raise ConfigError(f"MlpSwapConfig has no field '{name}'{hint}")
         super().__post_init__(**kwargs)
         if self.fact_mlp is None:
-            self.fact_mlp = FactMLPConfig.of_kind("swiglu", max(self.n_embd, 1), 4 * max(self.n_embd, 1)).to_dict()
+            self.fact_mlp = FactMLPConfig.of_kind(
+                "swiglu", max(self.n_embd, 1), 4 * max(self.n_embd, 1)
+            ).to_dict()
         self.check()
 
     def check(self) -> None:
@@ -127,5 +131,5 @@ class MlpSwapConfig(PreTrainedConfig):
         return self.n_embd**-0.5 if self.norm_scale is None else float(self.norm_scale)
 
     def own_fields(self) -> dict[str, Any]:
-        """What decides over the model's outputs, apart from its tensors: the fields declared by this class."""
+        """What decides over the outputs beside the tensors: the fields declared by this class."""
         return {name: getattr(self, name) for name in sorted(MlpSwapConfig.__annotations__)}

@@ -15,8 +15,9 @@ from mlpswap.model.tokenization import MlpSwapTokenizer, Vocabulary
 class FactLookup:
     """The part of `MlpSwapForCausalLM` that deals in names.
 
-    `facts` is the fact set stored now, `tokenizer` turns text into ids, `history` lists how the fact MLP was built
-    and which patches were applied since. Both of the former are None for a model made from a configuration alone.
+    `facts` is the fact set stored now, `tokenizer` turns text into ids, `history` lists how the fact MLP was
+    built and which patches were applied since. Both of the former are None for a model made from a
+    configuration alone.
     """
 
     if TYPE_CHECKING:  # given by the model
@@ -31,8 +32,16 @@ class FactLookup:
     def vocabulary(self) -> Vocabulary:
         """What each row of the embedding table stands for. Raises `FactsError` if the model has none."""
         if self.tokenizer is None:
-            raise FactsError("this model has no vocabulary: make it with build_host or load a complete folder")
+            raise FactsError(
+                "this model has no vocabulary: make it with build_host or load a complete folder"
+            )
         return self.tokenizer.vocabulary
+
+    def known_facts(self) -> FactSet:
+        """`facts`. Raises `FactsError` if there are none."""
+        if self.facts is None:
+            raise FactsError("this model has no facts: make it with build_host or load a complete folder")
+        return self.facts
 
     def key_rows(self) -> Float[Tensor, "F d"]:
         """Unit embeddings of the keys, in the order of the fact set."""

@@ -8,7 +8,8 @@ One layer does this, E being the frozen table of embeddings:
     y = w g(z) + (1 - w) L(a),  w = sigmoid(R(a))             (B, T, d)   or y = g(z) without the mixture
     logits = s unit(y) E^T                                    (B, T, V)
 
-Training, evaluation and editing go through the same pieces: `attend`, `norm_input`, `fact_mlp`, `mix`, `head`.
+Training, evaluation and editing go through the same pieces: `attend`, `norm_input`, `fact_mlp`, `mix`,
+`head`.
 """
 
 import math
@@ -213,8 +214,8 @@ class MlpSwapModel(MlpSwapPreTrainedModel):
 class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
     """The host. What it knows by name (`facts`, `ask`, ...) is in `FactLookup`.
 
-    Frozen: embeddings, head, fact MLP. There is no key-value cache: an answer is one token long, so that a cache
-    would never be read; `use_cache` changes nothing. Longer output is possible but untrained.
+    Frozen: embeddings, head, fact MLP. There is no key-value cache: an answer is one token long, so that a
+    cache would never be read; `use_cache` changes nothing. Longer output is possible but untrained.
     """
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "transformer.wte.weight"}

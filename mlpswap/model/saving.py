@@ -1,8 +1,8 @@
 """Save a host so that it comes back to the last bit, and refuse whatever does not belong together.
 
-Stock loading draws missing tensors at random and prints a table about it. Here `tensors.json` lists the SHA-256 of
-every tensor, of the configuration's own fields and of the side files, and all of them must fit before anything loads.
-Nothing is pickled, nothing is fetched.
+Stock loading draws missing tensors at random and prints a table about it. Here `tensors.json` lists the
+SHA-256 of every tensor, of the configuration's own fields and of the side files, and all of them must fit
+before anything loads. Nothing is pickled, nothing is fetched.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ FACTS, HISTORY, VOCABULARY = "facts.json", "history.json", "vocabulary.json"
 def tensor_sha256(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order, whatever its device."""
     flat = tensor.detach().cpu().contiguous().flatten()
-    return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
@@ -97,7 +97,9 @@ class StrictCheckpoints:
             else:
                 os.rename(beside, folder)
         except OSError as error:
-            raise RunFolderError(f"the model cannot be saved to {folder}: {error.strerror or error}") from error
+            raise RunFolderError(
+                f"the model cannot be saved to {folder}: {error.strerror or error}"
+            ) from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -106,7 +108,9 @@ class StrictCheckpoints:
         self.config.dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         self.config.save_pretrained(folder)
         self.generation_config.save_pretrained(folder)
-        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+        save_file(
+            {n: t.detach().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"}
+        )
         (folder / HISTORY).write_text(json.dumps(self.history, indent=1) + "\n", encoding="ascii")
         if self.facts is not None:
             (folder / FACTS).write_text(json.dumps(self.facts.to_dict()) + "\n", encoding="ascii")
@@ -132,14 +136,15 @@ class StrictCheckpoints:
     ):
         """The model saved in a local folder, with its facts, tokenizer and history, in evaluation mode.
 
-        Further arguments are those of transformers, such as `dtype` and `device_map`. Raises `CheckpointError`, with
-        file and tensor, for anything missing, added, cut, changed or of another shape.
+        Further arguments are those of transformers, such as `dtype` and `device_map`. Raises
+        `CheckpointError`, with file and tensor, for anything missing, added, cut, changed or of another
+        shape.
         """
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: models are loaded from local folders only")
         config = config if isinstance(config, MlpSwapConfig) else _read_config(folder)
-        record = _read_json(folder / RECORD)
+        record = read_json(folder / RECORD)
         cls._verify(folder, config, record)
         kwargs |= {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
         model, info = super().from_pretrained(folder, *args, config=config, **kwargs)  # type: ignore[misc]
@@ -147,36 +152,30 @@ class StrictCheckpoints:
             raise CheckpointError(f"{folder / WEIGHTS} did not load in full: {info}")
         model.freeze()  # transformers makes every parameter that it loads trainable
         if FACTS in record["files"]:
-            model.facts = FactSet.from_dict(_read_json(folder / FACTS))
+            model.facts = FactSet.from_dict(read_json(folder / FACTS))
         if VOCABULARY in record["files"]:
             model.tokenizer = MlpSwapTokenizer.from_pretrained(folder)
-        model.history = tuple(_read_json(folder / HISTORY))
+        model.history = tuple(read_json(folder / HISTORY))
         return (model, info) if output_loading_info else model
 
     @classmethod
     def _verify(cls, folder: Path, config: MlpSwapConfig, record: dict[str, Any]) -> None:
         path = folder / WEIGHTS
         if not path.exists():
-            pickled = " (pytorch_model.bin is not read: it is pickled)" if _pickled(folder) else ""
-            raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
+            pickled = any(folder.glob("pytorch_model*.bin"))
+            raise CheckpointError(
+                f"{folder} has no {WEIGHTS}{'; pickled weights are not read' if pickled else ''}"
+            )
+        tensors = read_tensors(path, record["tensors"])
         with torch.device("meta"):
-            shapes = {name: tuple(t.shape) for name, t in cls(config).state_dict().items()}  # type: ignore
+            shapes = {name: t.shape for name, t in cls(config).state_dict().items()}  # type: ignore
         if config.tie_word_embeddings:
             del shapes["lm_head.weight"]
-        try:
-            with safe_open(path, framework="pt") as file:
-                _same_names(path, set(file.keys()), set(shapes), "config.json")
-                _same_names(path, set(file.keys()), set(record["tensors"]), RECORD)
-                for name, shape in shapes.items():
-                    tensor = file.get_tensor(name)
-                    if tuple(tensor.shape) != shape:
-                        raise CheckpointError(
-                            f"{path}: tensor {name} has the shape {tuple(tensor.shape)}, but {CONFIG} asks for {shape}"
-                        )
-                    if tensor_sha256(tensor) != record["tensors"][name]:
-                        raise CheckpointError(f"{path}: tensor {name} is not the one that was saved ({RECORD})")
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
+        _same_names(path, set(tensors), set(shapes), CONFIG)
+        for name, tensor in tensors.items():
+            if tensor.shape != shapes[name]:
+                found, wanted = tuple(tensor.shape), tuple(shapes[name])
+                raise CheckpointError(f"{path}: tensor {name} is {found}, but {CONFIG} asks for {wanted}")
         if _json_sha256(config.own_fields()) != record["config"]:
             raise CheckpointError(f"{folder / CONFIG} is not the one that was saved ({RECORD})")
         for name, wanted in record["files"].items():
@@ -186,8 +185,18 @@ class StrictCheckpoints:
                 raise CheckpointError(f"{side} {state} ({RECORD})")
 
 
-def _pickled(folder: Path) -> bool:
-    return any(folder.glob("pytorch_model*.bin"))
+def read_tensors(path: Path, hashes: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, each as its SHA-256 says. Raises `CheckpointError`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            _same_names(path, set(file.keys()), set(hashes), "its record")
+            tensors = {name: file.get_tensor(name) for name in hashes}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor_sha256(tensor) != hashes[name]:
+            raise CheckpointError(f"{path}: tensor {name} is not the one that was saved (SHA-256 differs)")
+    return tensors
 
 
 def _same_names(path: Path, found: set[str], wanted: set[str], where: str) -> None:
@@ -204,7 +213,8 @@ def _read_config(folder: Path) -> MlpSwapConfig:
         raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from error
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises `CheckpointError`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -30,8 +30,8 @@ _JOINER = "\u200d"  # zero-width joiner: the emoji on its sides are one
 class Vocabulary:
     """Entry i, a pair (kind, surface), is the token with id i. Kinds: special, word, key, value.
 
-    Keys and values stand in the order of their fact set, each kind in one piece. Raises `FactsError` for an entry
-    that stands twice.
+    Keys and values stand in the order of their fact set, each kind in one piece. Raises `FactsError` for an
+    entry that stands twice.
     """
 
     entries: tuple[tuple[str, str], ...]
@@ -46,11 +46,15 @@ class Vocabulary:
 
     @classmethod
     def books(cls, facts: FactSet, words: Sequence[str]) -> "Vocabulary":
-        """[<pad>, <unk>, <s>, words, keys, values]; the words are those of the templates, with punctuation."""
+        """[<pad>, <unk>, <s>, words, keys, values]; words and punctuation marks come from the templates."""
         for word in words:
             if not word or any(character.isspace() for character in word):
                 raise FactsError(f"a word of the vocabulary holds no blanks: found '{printable(word)}'")
-        return cls(tuple(_entries((SPECIAL, (PAD, UNK, BOS)), (WORD, words), (KEY, facts.keys), (VALUE, facts.values))))
+        return cls(
+            tuple(
+                _entries((SPECIAL, (PAD, UNK, BOS)), (WORD, words), (KEY, facts.keys), (VALUE, facts.values))
+            )
+        )
 
     @classmethod
     def ssfr(cls, facts: FactSet, junk: int = 16) -> "Vocabulary":
@@ -137,11 +141,12 @@ def boundary(text: str, i: int) -> bool:
 class MlpSwapTokenizer(PreTrainedTokenizer):
     """Text to ids of a `Vocabulary` and back.
 
-    A span of text is a title (key) first, then an author (value), then a word; the longest match wins, and it begins
-    and ends at token boundaries. A title that is also a template word is a title only where no other title or author
-    occurs. One blank between two tokens separates them; further ones may belong to a title. What is not known becomes
-    <unk>, with a warning for each new word, or is refused with `FactsError` if `strict` or if there is no <unk>.
-    <s> is put in front where the vocabulary has it. `decode` prints the surfaces, separated by blanks.
+    A span of text is a title (key) first, then an author (value), then a word; the longest match wins, and it
+    begins and ends at token boundaries. A title that is also a template word is a title only where no other
+    title or author occurs. One blank between two tokens separates them; further ones may belong to a title.
+    What is not known becomes <unk>, with a warning for each new word, or is refused with `FactsError` if
+    `strict` or if there is no <unk>. <s> is put in front where the vocabulary has it. `decode` prints the
+    surfaces, separated by blanks.
     """
 
     vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": "vocabulary.json"}

@@ -154,9 +154,7 @@ class Task:
         ids = [row[mask].tolist() for row, mask in zip(batch.input_ids, real, strict=True)]
         return Dataset.from_dict(
             {
-                "prompt": [
-                    " ".join(entries[i][1] for i in row if entries[i][0] != "special") for row in ids
-                ],
+                "prompt": [" ".join(entries[i][1] for i in row if entries[i][0] != "special") for row in ids],
                 "answer": [entries[int(i)][1] for i in batch.labels[:, -1]],
                 "key": [facts.keys[i] for i in fact.tolist()],
                 "template": template.tolist(),

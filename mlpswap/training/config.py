@@ -32,9 +32,7 @@ class HostOptions:
     value_output: str = option("identity", "value and output projections: identity (frozen) or learned")
     residual: bool = option(False, "residual connections")
     norm: str = option("frozen", "RMSNorm scales: frozen or learned")
-    mixture: bool | None = option(
-        None, "mix a language expert in; null: true for books, false for ssfr"
-    )
+    mixture: bool | None = option(None, "mix a language expert in; null: true for books, false for ssfr")
     language_rank: int = option(16, "rank r of the language expert")
     router_hidden: int = option(64, "hidden width of the router")
     logit_scale: float | None = option(
@@ -98,9 +96,7 @@ class TrainConfig:
     seed: int = option(0, "seeds embeddings, facts, training and edits")
     output_dir: str | None = option(None, "run folder; null: runs/<config name>")
     threads: int | None = option(None, "CPU threads per process; null: as torch chooses")
-    allow_partial: bool = option(
-        False, "train even if the fact MLP stores less than 99.5 % of the facts"
-    )
+    allow_partial: bool = option(False, "train even if the fact MLP stores less than 99.5 % of the facts")
     allow_nonfinite: bool = option(False, "save weights that hold NaN or infinity")
     report: bool = option(True, "write report.html at the end")
     facts: FactsOptions = option(factory=FactsOptions)

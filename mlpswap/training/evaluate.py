@@ -71,7 +71,9 @@ def evaluate(
         row = summarise(scores["trained"], 0, column)
         assert mlp.report is not None
         row |= {"capacity_trained": own.accuracy, "capacity_swap": mlp.report.accuracy}
-        row["usability"] = row["fact_adaptive_accuracy"] / mlp.report.accuracy if mlp.report.accuracy else None
+        row["usability"] = (
+            row["fact_adaptive_accuracy"] / mlp.report.accuracy if mlp.report.accuracy else None
+        )
         if held_out is not None:
             accuracy = held_out.correct.double().mean(dim=0)
             row |= {
@@ -105,7 +107,12 @@ def _by_template(task: Task, samples: torch.Tensor, scores: PairScores) -> list[
         if len(correct):
             before, after = correct[:, 0].mean(), correct[:, 1].mean()
             rows.append(
-                {"template": number + 1, "prompts": len(correct), "before": float(before), "after": float(after)}
+                {
+                    "template": number + 1,
+                    "prompts": len(correct),
+                    "before": float(before),
+                    "after": float(after),
+                }
             )
     return rows
 
@@ -136,7 +143,9 @@ def save_and_show(
 
     def answers(host: MlpSwapForCausalLM) -> tuple[list[str], torch.Tensor]:
         with torch.no_grad():
-            logits = host(batch.input_ids, attention_mask=batch.attention_mask, logits_to_keep=1).logits[:, -1]
+            logits = host(batch.input_ids, attention_mask=batch.attention_mask, logits_to_keep=1).logits[
+                :, -1
+            ]
         return [task.vocabulary.entries[i][1] for i in logits.argmax(dim=1).tolist()], logits
 
     before, logits = answers(saved)

@@ -83,7 +83,9 @@ class RunLog:
             import wandb
 
             self._run.summary.update(metrics)
-            table = wandb.Table(columns=["metric", "value"], data=[[k, _number(v)] for k, v in metrics.items()])
+            table = wandb.Table(
+                columns=["metric", "value"], data=[[k, _number(v)] for k, v in metrics.items()]
+            )
             images = {f"figures/{name}": wandb.Image(str(path)) for name, path in (figures or {}).items()}
             self._run.log({"summary": table, **images})
         self.close()

@@ -36,9 +36,7 @@ def learning_rate(step: int, options: OptimiserOptions) -> float:
 
 def make_optimizer(model: nn.Module, options: OptimiserOptions) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trained, lr=options.lr, betas=(0.9, 0.99), weight_decay=options.weight_decay
-    )
+    return torch.optim.AdamW(trained, lr=options.lr, betas=(0.9, 0.99), weight_decay=options.weight_decay)
 
 
 def same_on_all(accelerator: Accelerator, target: SwapTarget, device: torch.device) -> SwapTarget:
@@ -108,9 +106,7 @@ class Trainer:
         self.monitor, self.log, self.folder, self.wandb_id = monitor, log, folder, wandb_id
         self.optimizer = make_optimizer(model, self.options)
         world = accelerator.num_processes
-        self.source = StepSource(
-            task, self.options, config.seed, rank=accelerator.process_index, world=world
-        )
+        self.source = StepSource(task, self.options, config.seed, rank=accelerator.process_index, world=world)
         objective = TrainingObjective(model, task, self.options, world=world)
         self.objective, self.prepared = accelerator.prepare(objective, self.optimizer)
 

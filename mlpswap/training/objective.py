@@ -28,7 +28,9 @@ class Step:
     negatives: Int[Tensor, " S"] | None  # sampled columns, besides
 
     def to(self, device: torch.device | str) -> "Step":
-        moved = [None if t is None else t.to(device) for t in (self.permutation, self.candidates, self.negatives)]
+        moved = [
+            None if t is None else t.to(device) for t in (self.permutation, self.candidates, self.negatives)
+        ]
         return Step(self.batch.to(device), self.kept.to(device), *moved)
 
 

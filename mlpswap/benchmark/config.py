@@ -23,9 +23,6 @@ class BenchmarkConfig:
         factory=lambda: [{"name": "swap"}],
         help="editors by name with their options, or with `grid: released` for every published setting",
     )
-    screen: int | None = option(
-        None, "rank the grid on so many preserved facts first and score the best five in full; null: exact"
-    )
     predictions: int = option(10, "altered and preserved prompts whose top five answers are kept, per split")
     report: bool = option(True, "write report.html at the end")
 
@@ -38,8 +35,12 @@ class BenchmarkConfig:
                 raise ConfigError(f"splits[{number}]: expected the keys altered and preserved, found {split}")
             for name, value in split.items():
                 least = 1 if name == "altered" else 0
-                if not (isinstance(value, int) and value >= least) and not (name == "preserved" and value is None):
-                    raise ConfigError(f"splits[{number}].{name} = {value}: expected an integer of at least {least}")
+                if not (isinstance(value, int) and value >= least) and not (
+                    name == "preserved" and value is None
+                ):
+                    raise ConfigError(
+                        f"splits[{number}].{name} = {value}: expected an integer of at least {least}"
+                    )
         if not self.editors:
             raise ConfigError("editors is empty: give at least one, as in editors=[{name: swap}]")
         for number, editor in enumerate(self.editors):
@@ -52,5 +53,5 @@ class BenchmarkConfig:
                 )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads = {self.threads}: expected at least 1")
-        if self.predictions < 0 or (self.screen is not None and self.screen < 1):
-            raise ConfigError("predictions and screen must not be negative")
+        if self.predictions < 0:
+            raise ConfigError(f"predictions = {self.predictions}: expected at least 0")

@@ -1,0 +1,1 @@
+"""The editing benchmark: every editor on the same facts, prompts and metrics."""

@@ -1,0 +1,265 @@
+"""A change of weights as a thing of its own: apply it, undo it bit for bit, save it, load it."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mlpswap.constructions.base import FactMLP, FactMLPConfig
+from mlpswap.errors import CheckpointError, ConfigError
+from mlpswap.facts import FactSet
+from mlpswap.model.lookup import FactLookup
+from mlpswap.model.saving import read_json, read_tensors, require_finite, tensor_sha256
+from mlpswap.runs import replacing, write_text
+
+if TYPE_CHECKING:
+    from mlpswap.model.modeling import MlpSwapForCausalLM
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleChange:
+    """Old and new tensors of one module, by parameter name, as exact copies.
+
+    module: its name as in `get_submodule`. The configs are there where a fact MLP's kind or width changes;
+    then both sides hold all of its parameters.
+    """
+
+    module: str
+    old: dict[str, Tensor]
+    new: dict[str, Tensor]
+    old_config: dict[str, Any] | None = None
+    new_config: dict[str, Any] | None = None
+
+    @classmethod
+    def between(cls, module: str, old: FactMLP, new: FactMLP) -> "ModuleChange":
+        """From one fact MLP to another; the new one takes dtype and device of the old one."""
+        like = old.down.weight
+        configs = (None, None) if old.config == new.config else (old.config.to_dict(), new.config.to_dict())
+        return cls(
+            module,
+            {name: parameter.detach().clone() for name, parameter in old.named_parameters()},
+            {name: parameter.detach().to(like, copy=True) for name, parameter in new.named_parameters()},
+            *configs,
+        )
+
+    @property
+    def reshapes(self) -> bool:
+        return self.old_config != self.new_config
+
+    def reversed(self) -> "ModuleChange":
+        return ModuleChange(self.module, self.new, self.old, self.new_config, self.old_config)
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """What an editor returns. Empty `changes` are a patch that changes nothing.
+
+    altered: (key, old value, new value) of each edited fact. facts_before, facts_after: fingerprints of the
+    fact sets, None for a model without one.
+    """
+
+    changes: tuple[ModuleChange, ...]
+    editor: str
+    altered: tuple[tuple[str, str, str], ...] = ()
+    facts_before: str | None = None
+    facts_after: str | None = None
+
+    @classmethod
+    def between_mlps(
+        cls, model: "MlpSwapForCausalLM", mlp: FactMLP, *, editor: str, facts: FactSet
+    ) -> "Patch":
+        """Put `mlp`, which stores `facts`, in the place of the model's fact MLP. Changes neither."""
+        old = model.known_facts()
+        change = ModuleChange.between(model.fact_mlp_name, model.fact_mlp, mlp)
+        changed = [old.keys[i] for i in old.changed(facts)]
+        altered = tuple((key, old.value_of(key), facts.value_of(key)) for key in changed)
+        return cls((change,), editor, altered, old.fingerprint, facts.fingerprint)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether applying it would change not a single bit."""
+        return not any(
+            change.reshapes or not all(same_bits(change.old[name], new) for name, new in change.new.items())
+            for change in self.changes
+        )
+
+    def norm(self) -> float:
+        """Frobenius norm of the change.
+
+        A tensor whose shape changes counts as taken away and put in: ||old||^2 + ||new||^2.
+        """
+        squares = 0.0
+        for change in self.changes:
+            for name in change.old.keys() | change.new.keys():
+                sides = [side[name].double() for side in (change.old, change.new) if name in side]
+                if len(sides) == 2 and sides[0].shape == sides[1].shape:
+                    sides = [sides[1] - sides[0]]
+                squares += sum(float(side.square().sum()) for side in sides)
+        return math.sqrt(squares)
+
+    def apply(self, model: nn.Module) -> None:
+        """Change the model in place: tensors, configuration, `facts` and `history`.
+
+        Raises `CheckpointError`, having changed nothing, unless every old tensor is there to the last bit and
+        the fact set is the one that the patch was made on.
+        """
+        facts = _facts_after(model, {key: new for key, _, new in self.altered}, self.facts_before)
+        _put(model, self.changes)
+        if isinstance(model, FactLookup):
+            model.facts, model.history = facts, (*model.history, self._event("patched"))
+
+    def undo(self, model: nn.Module) -> None:
+        """The inverse of `apply`, under the same conditions."""
+        facts = _facts_after(model, {key: old for key, old, _ in self.altered}, self.facts_after)
+        _put(model, tuple(change.reversed() for change in self.changes))
+        if isinstance(model, FactLookup):
+            latest = model.history[-1:] == (self._event("patched"),)
+            model.facts = facts
+            model.history = model.history[:-1] if latest else (*model.history, self._event("undone"))
+
+    def _event(self, event: str) -> dict[str, Any]:
+        return {
+            "event": event,
+            "editor": self.editor,
+            "altered": len(self.altered),
+            "facts": self.facts_after,
+        }
+
+    def save(self, path: str | Path, *, allow_nonfinite: bool = False) -> None:
+        """Write tensors to `path`, which ends in .safetensors, and all else to a .json file beside it."""
+        path = _checked(path)
+        tensors = dict(self._tensors())
+        if not allow_nonfinite:
+            require_finite(tensors, f"the patch cannot be saved to {path}")
+        sidecar = {
+            "schema": SCHEMA,
+            "editor": self.editor,
+            "altered": self.altered,
+            "facts_before": self.facts_before,
+            "facts_after": self.facts_after,
+            "changes": [
+                {"module": each.module, "old_config": each.old_config, "new_config": each.new_config}
+                for each in self.changes
+            ],
+            "tensors": {name: tensor_sha256(tensor) for name, tensor in tensors.items()},
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary)
+        write_text(path.with_suffix(".json"), json.dumps(sidecar, indent=1) + "\n")
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for number, change in enumerate(self.changes):
+            for side, tensors in (("old", change.old), ("new", change.new)):
+                for name, tensor in tensors.items():
+                    yield f"{number}.{side}.{name}", tensor.contiguous()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Patch":
+        """Read a saved patch, on the CPU. Raises `CheckpointError` for damaged or mismatched files."""
+        path = _checked(path)
+        sidecar = read_json(path.with_suffix(".json"))
+        try:
+            tensors = read_tensors(path, sidecar["tensors"])
+            changes = tuple(
+                ModuleChange(
+                    each["module"],
+                    _with_prefix(tensors, f"{number}.old."),
+                    _with_prefix(tensors, f"{number}.new."),
+                    each["old_config"],
+                    each["new_config"],
+                )
+                for number, each in enumerate(sidecar["changes"])
+            )
+            altered = tuple((key, old, new) for key, old, new in sidecar["altered"])
+            return cls(changes, sidecar["editor"], altered, sidecar["facts_before"], sidecar["facts_after"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{path.with_suffix('.json')} does not describe a patch: {error}"
+            ) from error
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors agree in type, shape and every bit (NaN included)."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    one, other = (tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other.to(one.device))
+
+
+def _facts_after(model: nn.Module, changes: dict[str, str], expected: str | None) -> FactSet | None:
+    """The model's fact set with `changes`, if it has one and the patch knows of it."""
+    facts = model.facts if isinstance(model, FactLookup) else None
+    if facts is None or expected is None:
+        return facts
+    if facts.fingerprint != expected:
+        raise CheckpointError(
+            f"the patch does not fit: it expects the facts {expected[:12]}, "
+            f"the model has {facts.fingerprint[:12]}"
+        )
+    return facts.alter(changes)
+
+
+@torch.no_grad()
+def _put(model: nn.Module, changes: tuple[ModuleChange, ...]) -> None:
+    """Check all, then write all."""
+    for change in changes:
+        _check(model, change)
+    for change in changes:
+        module = model.get_submodule(change.module)
+        if change.reshapes:
+            module = _reshape(model, change)
+        for name, tensor in change.new.items():
+            module.get_parameter(name).copy_(tensor)
+        if isinstance(module, FactMLP):
+            module.report = None  # it measured other weights
+
+
+def _check(model: nn.Module, change: ModuleChange) -> None:
+    try:
+        module = model.get_submodule(change.module)
+        current = {name: module.get_parameter(name) for name in change.old}
+    except AttributeError as error:
+        raise CheckpointError(f"the patch does not fit the model: {error}") from error
+    for name, old in change.old.items():
+        if not same_bits(current[name], old):
+            done = name in change.new and same_bits(current[name], change.new[name])
+            hint = "; it holds the new values already" if done else ""
+            raise CheckpointError(
+                f"the patch does not fit: {change.module}.{name} is not the tensor that it replaces{hint}"
+            )
+
+
+def _reshape(model: nn.Module, change: ModuleChange) -> nn.Module:
+    """Put an MLP of the new shape where the old one is."""
+    if change.new_config is None:
+        raise CheckpointError(f"the patch changes the shape of {change.module} without saying into what")
+    place = model.get_submodule(change.module)
+    like = next(place.parameters())
+    module = FactMLP(FactMLPConfig(**change.new_config), dtype=like.dtype).to(like.device)
+    model.set_submodule(change.module, module.train(place.training))
+    if isinstance(model, PreTrainedModel):
+        model.config.fact_mlp = dict(change.new_config)
+    return module
+
+
+def _checked(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ConfigError(f"the file of a patch ends in .safetensors: found {path}")
+    return path
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,125 @@
+"""Configuration: every mistake is named with its key, and help comes without heavy imports."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mlpswap.config import build_options, describe, find_config, load_config, option, to_plain, to_yaml
+from mlpswap.errors import ConfigError
+from mlpswap.training.config import TrainConfig
+
+
+@dataclass
+class Inner:
+    width: int = option(3, "how wide")
+    names: list[str] = option(factory=list, help="names")
+
+
+@dataclass
+class Outer:
+    seed: int = option(0, "seed")
+    share: float | None = option(None, "share")
+    extra: dict[str, Any] = option(factory=dict, help="anything")
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_file_and_overrides_are_merged_in_order(tmp_path):
+    path = tmp_path / "a b ü.yaml"
+    path.write_text("seed: 1\ninner: {width: 5}\nextra: {a: {b: 1}}\n")
+    config = load_config(Outer, path, ["seed=2", "inner.names=[x,y]", "extra.c=null"])
+    assert to_plain(config) == {
+        "seed": 2,
+        "share": None,
+        "extra": {"a": {"b": 1}, "c": None},
+        "inner": {"width": 5, "names": ["x", "y"]},
+    }
+    assert "width: 5" in to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("sed: 1\n", ["sed", "seed"]),
+        ("inner: {wide: 1}\n", ["inner.wide"]),
+        ("seed: many\n", ["seed", "many"]),
+        ("seed: 1\nseed: 2\n", ["duplicate", "seed"]),
+        ("- 1\n", ["mapping"]),
+        ("seed: [1\n", ["bad.yaml"]),
+    ],
+)
+def test_a_bad_file_is_refused_with_file_and_key(tmp_path, text, named):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "bad.yaml" in message
+    for word in named:
+        assert word.lower() in message.lower()
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_the_byte(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("seed: 1 # f\xfcnf\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match="byte 11"):
+        load_config(Outer, path)
+
+
+@pytest.mark.parametrize("word", ["seed", "=3", "--seed=3"])
+def test_an_override_needs_a_key_and_a_value(word):
+    with pytest.raises(ConfigError, match="key=value"):
+        load_config(Outer, None, [word])
+
+
+def test_a_missing_file_and_an_unknown_preset_are_named():
+    with pytest.raises(ConfigError, match="no/such.yaml"):
+        find_config("no/such.yaml")
+    with pytest.raises(ConfigError, match="did you mean 'books_tiny'"):
+        find_config("book_tiny")
+
+
+def test_options_of_a_plug_in_are_checked_in_a_second_step():
+    assert build_options(Inner, {"width": 4}, "editor x") == Inner(4)
+    with pytest.raises(ConfigError, match="editor x.*depth"):
+        build_options(Inner, {"depth": 4}, "editor x")
+
+
+def test_every_field_has_help():
+    assert all(text for *_, text in describe(TrainConfig))
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("task=poems", "task"),
+        ("training.steps=0", "training.steps"),
+        ("training.p_nonvalue=0", "training.p_nonvalue"),
+        ("training.p_noise=1.5", "training.p_noise"),
+        ("training.lr=-1", "training.lr"),
+        ("wandb.mode=maybe", "wandb.mode"),
+        ("facts.count=0", "facts.count"),
+        ("threads=0", "threads"),
+        ("task=ssfr", "facts.count"),
+        ("training.mixed_precision=fp4", "training.mixed_precision"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_key(override, named):
+    with pytest.raises(ConfigError, match=named):
+        load_config(TrainConfig, None, [override])
+
+
+def test_the_command_line_needs_no_torch_for_help():
+    """`--help` must answer at once; torch and transformers take seconds to import."""
+    code = (
+        "import sys, contextlib, io, mlpswap.cli as cli\n"
+        "for verb in cli.VERBS:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        cli.main([verb, '--help'])\n"
+        "print([m for m in ('torch', 'transformers', 'matplotlib', 'wandb', 'omegaconf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,78 @@
+"""Run folders: refused early, written whole or not at all."""
+
+import json
+import os
+
+import pytest
+
+from mlpswap.errors import RunFolderError
+from mlpswap.runs import open_run_folder, replacing, results, write_json
+
+
+def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
+    folder = open_run_folder(tmp_path / "run")
+    (folder / "config.yaml").write_text("a: 1")
+    with pytest.raises(RunFolderError, match="unfinished"):
+        open_run_folder(folder)
+    (folder / "results.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="finished run"):
+        open_run_folder(folder)
+    assert open_run_folder(folder, resume=True) == folder
+    assert list(open_run_folder(folder, overwrite=True).iterdir()) == []
+
+
+def test_overwrite_never_deletes_what_is_not_a_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunFolderError, match="holds no run"):
+        open_run_folder(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_file_in_the_way_and_both_flags_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="is a file"):
+        open_run_folder(tmp_path / "file")
+    with pytest.raises(RunFolderError, match="exclude"):
+        open_run_folder(tmp_path, resume=True, overwrite=True)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, which nobody can write to")
+def test_a_read_only_place_is_refused_with_its_path():
+    with pytest.raises(RunFolderError, match="/proc/run cannot be written"):
+        open_run_folder("/proc/run")
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_replacing_keeps_the_old_when_the_writing_fails(tmp_path, as_folder):
+    def write(path, text):
+        if as_folder:
+            path.mkdir()
+            path = path / "inside"
+        path.write_text(text)
+
+    target = tmp_path / "thing"
+    with replacing(target) as temporary:
+        write(temporary, "old")
+
+    def fail():
+        with replacing(target) as temporary:
+            write(temporary, "new")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    kept = target / "inside" if as_folder else target
+    assert kept.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_results_are_strict_json(tmp_path):
+    content = results(
+        "train", {"seed": 0}, {"a": float("nan"), "b": 1.0}, [{"c": float("inf")}], 1.5, notes=["x"]
+    )
+    write_json(tmp_path / "results.json", content)
+    read = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert read["metrics"] == {"a": None, "b": 1.0}
+    assert read["rows"] == [{"c": None}]
+    assert read["schema"] == 1
+    assert {"versions", "commit", "threads", "seconds"} <= set(read["environment"])
