@@ -31,12 +31,9 @@ def train(
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import open_run_folder, write_json, write_text
+    from mlpswap.runs import open_run_folder, write_text
     from mlpswap.training import setup
-    from mlpswap.training.checkpoint import latest, load_checkpoint
-    from mlpswap.training.evaluate import evaluate, save_and_show
     from mlpswap.training.log import RunLog
-    from mlpswap.training.loop import Trainer, same_on_all
 
     began = time.perf_counter()
     if config.threads is not None:
@@ -46,71 +43,93 @@ def train(
     folder = Path(config.output_dir) if config.output_dir else setup.default_output_dir(config_name)
     if main:
         open_run_folder(folder, resume=resume, overwrite=overwrite)
-        if resume and (folder / "results.json").exists():
-            logger.warning("%s is finished; nothing to resume", folder)
-            return folder
+    accelerator.wait_for_everyone()
+    if resume and (folder / "results.json").exists():
+        logger.warning("%s is finished; nothing to resume", folder)
+        return folder
+    if main:
         if resume and (folder / "config.yaml").exists():
             check_same_config(folder / "config.yaml", config)
         write_text(folder / "config.yaml", to_yaml(config))
     accelerator.wait_for_everyone()
+    model, task = setup.open_host(config, folder, resume=resume, write=main)
+    start = found(folder, accelerator, config) if resume else None
+    log = RunLog(folder, from_step=start[1].step if start else 0) if main else None
+    try:
+        metrics = run(config, accelerator, folder, model, task, start, log, began)
+    finally:
+        if log is not None:
+            log.close()
+    if metrics is not None:
+        print_summary(folder, metrics)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return folder
 
-    start = folder / "checkpoints" / "start"
-    found = latest(folder / "checkpoints") if resume else None
-    if resume and start.is_dir():
-        from mlpswap.model import MlpSwapForCausalLM
 
-        model = MlpSwapForCausalLM.from_pretrained(start)
-        task = setup.make_task(config.task, model.facts, config.seed)
-    else:
-        facts = setup.read_facts(config.facts, config.task, config.seed)
-        task = setup.make_task(config.task, facts, config.seed)
-        model = setup.make_host(config, task)
-        if main:
-            model.save_pretrained(start)
+def found(folder: Path, accelerator: Any, config: TrainConfig) -> Any:
+    """The checkpoint to go on from, None if the run had not come to its first; says so."""
+    from mlpswap.training.checkpoint import latest
+
+    checkpoint = latest(folder / "checkpoints")
+    if accelerator.is_main_process:
+        at = checkpoint[1].step if checkpoint else 0
+        logger.warning("resuming %s at step %d of %d", folder, at, config.training.steps)
+        if checkpoint and checkpoint[1].processes != accelerator.num_processes:
+            logger.warning(
+                "the run was started with %d processes and goes on with %d: samples and word noise stay the same, "
+                "the off-value shuffle and the order of float sums do not",
+                checkpoint[1].processes, accelerator.num_processes,
+            )  # fmt: skip
+    return checkpoint
+
+
+def run(
+    config: TrainConfig,
+    accelerator: Any,
+    folder: Path,
+    model: Any,
+    task: Any,
+    start: Any,
+    log: Any,
+    began: float,
+) -> dict[str, Any] | None:
+    """Train, evaluate, save and report. Returns the metrics on the first process and None on the others."""
+    from mlpswap.runs import write_json
+    from mlpswap.training import setup
+    from mlpswap.training.checkpoint import load_checkpoint
+    from mlpswap.training.evaluate import evaluate, save_and_show
+    from mlpswap.training.loop import Trainer, same_on_all
+
+    at, wandb_id = (start[1].step, start[1].wandb_id) if start else (0, None)
+    if log is not None:
+        wandb_id = log.start_wandb(config.wandb, folder, to_plain(config), wandb_id)
     target = setup.make_swap_target(config, model, "swap target")
     monitor = target if config.training.early_stop is None else setup.make_monitor(config, model)
     model.to(accelerator.device)
     for each in {id(target): target, id(monitor): monitor}.values():
         same_on_all(accelerator, each, accelerator.device)
-
-    at, wandb_id = (found[1].step, found[1].wandb_id) if found else (0, None)
-    if resume and main:
-        logger.warning("resuming %s at step %d of %d", folder, at, config.training.steps)
-        if found and found[1].processes != accelerator.num_processes:
-            logger.warning(
-                "the run was started with %d processes and goes on with %d: samples and word noise stay the same, "
-                "the off-value shuffle and the order of float sums do not",
-                found[1].processes, accelerator.num_processes,
-            )  # fmt: skip
-    log = RunLog(folder, from_step=at) if main else None
-    if log is not None:
-        wandb_id = log.start_wandb(config.wandb, folder, to_plain(config), wandb_id)
     trainer = Trainer(config, accelerator, model, task, monitor, log, folder, wandb_id)
-    if found:
-        load_checkpoint(found[0], model, trainer.optimizer)
+    if start:
+        load_checkpoint(start[0], model, trainer.optimizer)
     timer = time.perf_counter()
     steps = trainer.run(at)
     seconds = time.perf_counter() - timer
     outcome = evaluate(config, accelerator, model, task, target)
-    if main:
-        outcome.metrics |= {"steps": steps, "train_seconds": seconds}
-        outcome.extra["resumed_at"] = at
-        save_and_show(config, folder, model, task, target, outcome)
-        write_json(
-            folder / "results.json",
-            outcome.to_results(to_plain(config), seconds=time.perf_counter() - began),
-        )
-        figures: dict[str, Path] = {}
-        if config.report:
-            from mlpswap.report import write_report
+    if log is None:
+        return None
+    outcome.metrics |= {"steps": steps, "train_seconds": seconds}
+    outcome.extra["resumed_at"] = at
+    save_and_show(config, folder, model, task, target, outcome)
+    content = outcome.to_results(to_plain(config), seconds=time.perf_counter() - began)
+    write_json(folder / "results.json", content)
+    figures: dict[str, Path] = {}
+    if config.report:
+        from mlpswap.report import write_report
 
-            figures = write_report(folder)
-        assert log is not None
-        log.finish({k: v for k, v in outcome.metrics.items() if v is not None}, figures)
-        print_summary(folder, outcome.metrics)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return folder
+        figures = write_report(folder)
+    log.summarise({name: value for name, value in outcome.metrics.items() if value is not None}, figures)
+    return outcome.metrics
 
 
 def check_same_config(path: Path, config: TrainConfig) -> None:

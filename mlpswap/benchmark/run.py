@@ -37,7 +37,7 @@ from mlpswap.errors import ConfigError, SingularMomentError
 from mlpswap.model import Patch
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get
-from mlpswap.runs import open_run_folder, results, write_json, write_text
+from mlpswap.runs import open_run_folder, progress_interval, results, write_json, write_text
 from mlpswap.tasks import Task, books_task
 from mlpswap.tasks.books import TRAINED
 
@@ -95,7 +95,7 @@ def benchmark(
     answers: list[dict[str, Any]] = []
     with (folder / "predictions.jsonl").open("w", encoding="utf-8") as predictions:
         total = len(config.splits) * sum(len(settings) for _, _, settings in editors)
-        with tqdm(total=total, unit="setting", desc="editing", dynamic_ncols=True) as bar:
+        with tqdm(total=total, unit="setting", desc="editing", dynamic_ncols=True, mininterval=progress_interval()) as bar:
             for options in config.splits:
                 split = make_split(
                     task, options["altered"], options.get("preserved"), config.seed, derange=config.derange

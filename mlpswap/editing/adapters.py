@@ -18,6 +18,7 @@ from mlpswap.facts import FactSet
 from mlpswap.model.patch import Patch
 
 
+@runtime_checkable
 class Adapter(Protocol):
     """The door to a model. `site` is a layer whose MLP may be edited."""
 

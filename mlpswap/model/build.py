@@ -51,7 +51,7 @@ def build_host(
     model.fact_mlp.report = fact_mlp.report
     model.facts, model.tokenizer = facts, MlpSwapTokenizer(vocabulary=vocabulary)
     construction = fact_mlp.report.construction if fact_mlp.report else "unknown"
-    model.history = ({"event": "built", "construction": construction, "facts": facts.fingerprint},)
+    model.history = ({"event": "built", "by": construction, "facts": facts.fingerprint},)
     return model.eval()
 
 

@@ -49,7 +49,7 @@ An answer is one token long: longer output is untrained. Architecture: arXiv 251
 def model_card(config: "MlpSwapConfig", facts: FactSet | None, history: Sequence[dict[str, Any]]) -> str:
     """The card as Markdown with its YAML head."""
     mlp = config.fact_mlp_config
-    lines = [f"{number}. " + _cell(_describe(event)) for number, event in enumerate(history, 1)]
+    lines = [f"{number}. {_describe(event)}" for number, event in enumerate(history, 1)]
     return _CARD.format(
         ask='model.ask("...")' if facts is None else f"model.ask({_prompt(facts)!r})",
         facts="none" if facts is None else f"{len(facts)} keys, {len(facts.values)} values",
@@ -67,9 +67,13 @@ def _prompt(facts: FactSet) -> str:
 
 
 def _describe(event: dict[str, Any]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in event.items())
+    """One line of the history, such as "patched by swap, 3 facts altered, now cd2662a4"."""
+    parts = [f"{event['event']} by {event['by']}"]
+    if "altered" in event:
+        parts.append(f"{event['altered']} facts altered")
+    return _escaped(", ".join([*parts, f"now {event['facts']}"]))
 
 
-def _cell(text: str) -> str:
+def _escaped(text: str) -> str:
     """Text that cannot break out of a line of Markdown."""
     return printable(text).translate({ord(character): f"\\{character}" for character in "\\`*_{}[]<>|#"})

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -29,7 +29,10 @@ from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.lookup import FactLookup
 from mlpswap.model.saving import StrictCheckpoints
 
-EPS = 1e-12  # small enough for rows of any length: rms(E[t]) must not depend on the length of E's rows
+Ids = Int[Tensor, "B T"]
+Vectors = Float[Tensor, "*n d"]
+
+EPS = 1e-20  # rms(E[t]) must not depend on the length of the rows of E
 
 
 class Attended(NamedTuple):
@@ -46,25 +49,23 @@ class Mixed(NamedTuple):
     gate: Tensor
 
 
-def rms(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-    """x / sqrt(mean(x^2))."""
+def rms(x: Vectors) -> Vectors:
+    """x / sqrt(mean(x^2))"""
     return F.rms_norm(x, x.shape[-1:], eps=EPS)
 
 
-def rope(
-    x: Float[Tensor, "B H T w"], positions: Int[Tensor, "b T"], theta: float
-) -> Float[Tensor, "B H T w"]:
+def rope(x: Float[Tensor, "B H T w"], positions: Ids, theta: float) -> Float[Tensor, "B H T w"]:
     """Rotate the pairs (x_i, x_{i + w/2}) by position * theta^(-2i/w) (arXiv 2104.09864)."""
     half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)  # half precision cannot tell far positions apart
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    angles = positions[:, None, :, None] * frequencies  # (b, 1, T, w/2)
+    angles = positions[:, None, :, None] * frequencies  # (B, 1, T, w/2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
-def last_real(attention_mask: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
+def last_real(attention_mask: Ids) -> Int[Tensor, " B"]:
     """Index of each row's last real token: T - 1 where the padding is on the left."""
     return attention_mask.shape[1] - 1 - attention_mask.int().flip(1).argmax(dim=1)
 
@@ -76,10 +77,9 @@ def pick(x: Float[Tensor, "B T d"], last: Int[Tensor, " B"]) -> Float[Tensor, "B
 
 def projection(config: MlpSwapConfig) -> nn.Module:
     """Q or K."""
-    d = config.n_embd
-    if config.qk == "linear":
-        return nn.Linear(d, d, bias=False)
-    return nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
+    d, mlp = config.n_embd, config.qk == "mlp"
+    first = nn.Linear(d, d, bias=mlp)
+    return nn.Sequential(first, nn.GELU(), nn.Linear(d, d)) if mlp else first
 
 
 class Attention(nn.Module):
@@ -93,38 +93,34 @@ class Attention(nn.Module):
         self.v = nn.Linear(d, d, bias=False) if learned else nn.Identity()
         self.c_proj = nn.Linear(d, d, bias=False) if learned else nn.Identity()
 
-    def forward(
-        self,
-        u: Float[Tensor, "B T d"],
-        positions: Int[Tensor, "b T"],
-        allowed: Bool[Tensor, "B 1 Tq T"],
-        last: Int[Tensor, " B"] | None = None,
-    ) -> Attended:
-        """allowed: what each query may see. last: the only query of each row, or None for all."""
+    def forward(self, u: Tensor, positions: Ids, allowed: Tensor, last: Tensor | None) -> Attended:
+        """u: (B, T, d). allowed: (B, 1, Tq, T), what queries may see. last: (B,), the only queries, or None."""
         asking = u if last is None else pick(u, last)  # (B, Tq, d)
-        asked_at = positions if last is None else positions.expand(len(u), -1).gather(1, last[:, None])
+        asked_at = positions if last is None else positions.gather(1, last[:, None])  # (B, Tq)
         q = rope(self._heads(self.q(asking)), asked_at, self.theta)  # (B, H, Tq, w)
         k = rope(self._heads(self.k(u)), positions, self.theta)  # (B, H, T, w)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (B, H, Tq, T)
         # The least number rather than -inf: a padded query, which may see nothing, must not become NaN.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
         probabilities = scores.softmax(dim=-1)
-        read = probabilities @ self._heads(self.v(u))  # (B, H, Tq, w)
-        return Attended(self.c_proj(rearrange(read, "b h t w -> b t (h w)")), probabilities)
+        read = rearrange(probabilities @ self._heads(self.v(u)), "b h t w -> b t (h w)")  # (B, Tq, d)
+        return Attended(self.c_proj(read), probabilities)
 
     def _heads(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B H T w"]:
         return rearrange(x, "b t (h w) -> b h t w", h=self.n_head)
 
 
-class FrozenNorm(nn.Module):
-    """rms(x) c. The scalar c never trains and no swap recalibrates it: it stands in the configuration."""
+class Norm(nn.Module):
+    """rms(x) c with a scalar that never trains, which no swap recalibrates; or, if learned, with d weights."""
 
-    def __init__(self, c: float):
+    def __init__(self, config: MlpSwapConfig):
         super().__init__()
-        self.c = c
+        self.c = config.c
+        learned = config.norm == "learned"
+        self.weight = nn.Parameter(torch.full((config.n_embd,), config.c)) if learned else None
 
-    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        return rms(x) * self.c
+    def forward(self, x: Vectors) -> Vectors:
+        return rms(x) * (self.c if self.weight is None else self.weight)
 
 
 class Mixture(nn.Module):
@@ -134,14 +130,13 @@ class Mixture(nn.Module):
         super().__init__()
         d, r, hidden = config.n_embd, config.language_rank, config.router_hidden
         self.router = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, 1))
-        self.u = nn.Linear(d, r, bias=False)
-        self.v = nn.Linear(r, d, bias=False)
+        self.u, self.v = nn.Linear(d, r, bias=False), nn.Linear(r, d, bias=False)
 
-    def gate(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
+    def gate(self, a: Vectors) -> Float[Tensor, "*n"]:
         """w = sigmoid(R(a)), the weight of the fact MLP."""
         return self.router(a).squeeze(-1).sigmoid()
 
-    def language(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    def language(self, a: Vectors) -> Vectors:
         """L(a) = (a U) V / sqrt(d)."""
         return self.v(self.u(a)) / math.sqrt(a.shape[-1])
 
@@ -151,17 +146,13 @@ class Block(nn.Module):
 
     def __init__(self, config: MlpSwapConfig, last: bool):
         super().__init__()
-        self.attn = Attention(config)
-        self.residual = config.residual
+        self.attn, self.residual = Attention(config), config.residual
         if last:
-            self.ln_2: nn.Module = FrozenNorm(config.c)
-            if config.norm == "learned":
-                self.ln_2 = nn.RMSNorm(config.n_embd, eps=EPS)
-                nn.init.constant_(self.ln_2.weight, config.c)
+            self.ln_2 = Norm(config)
             self.mlp = FactMLP(config.fact_mlp_config)
             self.mixture = Mixture(config) if config.mixture else None
 
-    def forward(self, x: Tensor, positions: Tensor, allowed: Tensor, last: Tensor | None = None) -> Attended:
+    def forward(self, x: Tensor, positions: Ids, allowed: Tensor, last: Tensor | None) -> Attended:
         """The attention sublayer; norm and mixture belong to `MlpSwapForCausalLM`, piece by piece."""
         a, probabilities = self.attn(rms(x), positions, allowed, last)
         if self.residual:
@@ -169,56 +160,40 @@ class Block(nn.Module):
         return Attended(a, probabilities)
 
 
-class MlpSwapPreTrainedModel(StrictCheckpoints, PreTrainedModel):
-    """What trunk and causal model share with transformers."""
-
-    config_class = MlpSwapConfig
-    base_model_prefix = "transformer"
-    _input_embed_layer = "wte"
-    _supports_sdpa = True  # attention is our own whatever its name; this lets the default name pass
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: constructed weights must stay, and `build_host` draws the others from a generator."""
-
-
-class MlpSwapModel(MlpSwapPreTrainedModel):
+class MlpSwapModel(nn.Module):
     """The trunk: embeddings and attention, up to what the norm and the mixture of the last layer read."""
 
     def __init__(self, config: MlpSwapConfig):
-        super().__init__(config)
+        super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList(Block(config, i == config.n_layer - 1) for i in range(config.n_layer))
-        self.post_init()
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Int[Tensor, "B T"] | None = None,
-        position_ids: Int[Tensor, "b T"] | None = None,
-        *,
-        last_only: bool = False,
+        self, input_ids: Ids, attention_mask: Ids | None, position_ids: Ids | None, last_only: bool
     ) -> Attended:
         """See `MlpSwapForCausalLM.attend`."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        positions = real.long().cumsum(dim=1).sub(1).clamp(min=0) if position_ids is None else position_ids
+        counted = real.long().cumsum(dim=1).sub(1).clamp(min=0)
+        positions = counted if position_ids is None else position_ids.expand_as(input_ids)
         seen = real.bool()[:, None, None, :]  # (B, 1, 1, T): all that a row's last real token sees
-        allowed = seen & torch.ones_like(seen[0, 0, 0]).expand(real.shape[1], -1).tril()  # (B, 1, T, T)
+        causal = torch.ones(seen.shape[-1:] * 2, dtype=torch.bool, device=seen.device).tril()  # (T, T)
         x = rms(self.wte(input_ids))  # (B, T, d)
         for block in self.h[:-1]:
-            x = block(x, positions, allowed).a
-        if last_only:
-            return self.h[-1](x, positions, seen, last_real(real))
-        return self.h[-1](x, positions, allowed)
+            x = block(x, positions, seen & causal, None).a
+        allowed, last = (seen, last_real(real)) if last_only else (seen & causal, None)
+        return self.h[-1](x, positions, allowed, last)
 
 
-class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
+class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, GenerationMixin):
     """The host. What it knows by name (`facts`, `ask`, ...) is in `FactLookup`.
 
     Frozen: embeddings, head, fact MLP. There is no key-value cache: an answer is one token long, so that a
     cache would never be read; `use_cache` changes nothing. Longer output is possible but untrained.
     """
 
+    config_class = MlpSwapConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "transformer.wte.weight"}
+    _supports_sdpa = True  # attention is our own under any name; this lets transformers' default name pass
 
     def __init__(self, config: MlpSwapConfig):
         super().__init__(config)
@@ -230,12 +205,18 @@ class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
         self.post_init()
         self.freeze()
 
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: constructed weights must stay, and `build_host` draws the others from a generator."""
+
     def freeze(self) -> None:
         """Let exactly those parameters train that the specification lets train."""
         self.requires_grad_(True)
         self.log_s.requires_grad_(self.config.train_logit_scale)
         for frozen in (self.transformer.wte, self.lm_head, self.fact_mlp):
             frozen.requires_grad_(False)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.transformer.wte
 
     @property
     def fact_mlp_name(self) -> str:
@@ -248,9 +229,9 @@ class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
 
     def attend(
         self,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Int[Tensor, "B T"] | None = None,
-        position_ids: Int[Tensor, "b T"] | None = None,
+        input_ids: Ids,
+        attention_mask: Ids | None = None,
+        position_ids: Ids | None = None,
         *,
         last_only: bool = False,
         return_attention: bool = False,
@@ -260,14 +241,14 @@ class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
         attention_mask is 1 for real tokens and may pad on either side; positions count real tokens from 0.
         last_only: a of each row's last real token only, (B, 1, d), at the cost of one query per row.
         """
-        a, probabilities = self.transformer(input_ids, attention_mask, position_ids, last_only=last_only)
+        a, probabilities = self.transformer(input_ids, attention_mask, position_ids, last_only)
         return Attended(a, probabilities if return_attention else None)
 
-    def norm_input(self, a: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    def norm_input(self, a: Vectors) -> Vectors:
         """z, what the fact MLP reads."""
         return self.transformer.h[-1].ln_2(a)
 
-    def mix_terms(self, a: Float[Tensor, "*n d"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n d"]]:
+    def mix_terms(self, a: Vectors) -> tuple[Float[Tensor, "*n"], Vectors]:
         """(gate, rest), the parts that no fact MLP changes: y = gate * g(z) + rest."""
         mixture = self.transformer.h[-1].mixture
         gate, rest = torch.ones_like(a[..., 0]), torch.zeros_like(a)
@@ -279,23 +260,22 @@ class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
     def mix(self, a: Tensor, z: Tensor, fact_out: Tensor | None = None) -> Mixed:
         """y = w g(z) + (1 - w) L(a), plus a with residual; `fact_out` takes the place of g(z)."""
         gate, rest = self.mix_terms(a)
-        fact_out = self.fact_mlp(z) if fact_out is None else fact_out
-        return Mixed(gate[..., None] * fact_out + rest, gate)
+        return Mixed(gate[..., None] * (self.fact_mlp(z) if fact_out is None else fact_out) + rest, gate)
 
-    def head_direction(self, y: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    def head_direction(self, y: Vectors) -> Vectors:
         """s unit(y), whose products with rows of E are the logits."""
         return self.log_s.exp() * F.normalize(y, dim=-1)
 
-    def head(self, y: Float[Tensor, "*n d"]) -> Float[Tensor, "*n V"]:
+    def head(self, y: Vectors) -> Float[Tensor, "*n V"]:
         return self.lm_head(self.head_direction(y))
 
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Int[Tensor, "B T"] | None = None,
-        position_ids: Int[Tensor, "b T"] | None = None,
-        labels: Int[Tensor, "B T"] | None = None,
+        input_ids: Ids,
+        attention_mask: Ids | None = None,
+        position_ids: Ids | None = None,
+        labels: Ids | None = None,
         logits_to_keep: int = 0,
     ) -> CausalLMOutput:
         """Logits of all positions, or of the last `logits_to_keep`; 1 means each row's last real token.
@@ -303,11 +283,11 @@ class MlpSwapForCausalLM(FactLookup, MlpSwapPreTrainedModel, GenerationMixin):
         labels: token ids, -100 where there is none; position i is scored against label i + 1.
         """
         a = self.attend(input_ids, attention_mask, position_ids, last_only=logits_to_keep == 1).a
-        a = a[:, -logits_to_keep:]
+        a = a[:, -logits_to_keep:]  # 0: all
         logits = self.head(self.mix(a, self.norm_input(a)).y)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(rearrange(logits[:, :-1], "b t v -> (b t) v"), labels[:, 1:].flatten())
+        if labels is None:
+            return CausalLMOutput(logits=logits)
+        loss = F.cross_entropy(rearrange(logits[:, :-1], "b t v -> (b t) v"), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
 
     def prepare_inputs_for_generation(

@@ -115,24 +115,19 @@ class Patch:
         facts = _facts_after(model, {key: new for key, _, new in self.altered}, self.facts_before)
         _put(model, self.changes)
         if isinstance(model, FactLookup):
-            model.facts, model.history = facts, (*model.history, self._event("patched"))
+            model.facts, model.history = facts, (*model.history, self._event("patched", self.facts_after))
 
     def undo(self, model: nn.Module) -> None:
         """The inverse of `apply`, under the same conditions."""
         facts = _facts_after(model, {key: old for key, old, _ in self.altered}, self.facts_after)
         _put(model, tuple(change.reversed() for change in self.changes))
         if isinstance(model, FactLookup):
-            latest = model.history[-1:] == (self._event("patched"),)
-            model.facts = facts
-            model.history = model.history[:-1] if latest else (*model.history, self._event("undone"))
+            latest = model.history[-1:] == (self._event("patched", self.facts_after),)
+            undone = self._event("undone", self.facts_before)
+            model.facts, model.history = facts, model.history[:-1] if latest else (*model.history, undone)
 
-    def _event(self, event: str) -> dict[str, Any]:
-        return {
-            "event": event,
-            "editor": self.editor,
-            "altered": len(self.altered),
-            "facts": self.facts_after,
-        }
+    def _event(self, event: str, facts: str | None) -> dict[str, Any]:
+        return {"event": event, "by": self.editor, "altered": len(self.altered), "facts": facts}
 
     def save(self, path: str | Path, *, allow_nonfinite: bool = False) -> None:
         """Write tensors to `path`, which ends in .safetensors, and all else to a .json file beside it."""

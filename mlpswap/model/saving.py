@@ -126,7 +126,7 @@ class StrictCheckpoints:
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
 
     @classmethod
-    def from_pretrained(  # type: ignore[no-untyped-def]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | os.PathLike,
         *args: Any,

@@ -176,7 +176,7 @@ class MlpSwapTokenizer(PreTrainedTokenizer):
         )
         # Saved files name the special tokens too; the vocabulary decides.
         kwargs |= {"pad_token": pad, "unk_token": unk, "bos_token": bos, "eos_token": pad if bos else None}
-        super().__init__(strict=strict, clean_up_tokenization_spaces=False, **kwargs)
+        super().__init__(**kwargs | {"strict": strict, "clean_up_tokenization_spaces": False})
 
     @property
     def key_ids(self) -> range:

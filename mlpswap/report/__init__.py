@@ -1,0 +1,90 @@
+"""One self-contained HTML page that tells what a run did: figures, tables, definitions, settings. No script, no network."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlpswap.errors import RunFolderError
+from mlpswap.runs import replacing, write_text
+
+HERE = Path(__file__).parent
+
+
+def write_report(folder: Path) -> dict[str, Path]:
+    """Write `report.html` into the folder of a finished run, and its figures as PNG into `figures/`.
+
+    Returns the PNG files by the name of the figure. Raises `RunFolderError` if the folder holds no results, or results of
+    a kind that has no report.
+    """
+    from mlpswap.report.benchmark import benchmark_view
+    from mlpswap.report.training import training_view
+
+    folder = Path(folder)
+    results = _read_json(folder / "results.json")
+    view: Any
+    match results.get("kind"):
+        case "train":
+            view = training_view(results, _read_lines(folder / "metrics.jsonl"))
+        case "benchmark":
+            view = benchmark_view(results)
+        case other:
+            raise RunFolderError(
+                f"{folder / 'results.json'}: no report for kind '{other}'; expected train or benchmark"
+            )
+    write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
+    return _write_figures(folder / "figures", view.pictures)
+
+
+def _page(name: str, kind: str, view: Any) -> str:
+    import yaml
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    from mlpswap.report.formats import number, text
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Whatever a run holds, no control or format character reaches the page.
+        finalize=lambda value: (
+            value if isinstance(value, Markup) or not isinstance(value, str) else text(value)
+        ),
+    )
+    environment.filters["number"] = number
+    environment.filters["yaml"] = lambda tree: yaml.safe_dump(
+        tree, sort_keys=False, allow_unicode=True, width=10**6
+    )
+    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
+    return environment.get_template("report.html.j2").render(name=name, kind=kind, view=view, style=style)
+
+
+def _write_figures(folder: Path, pictures: Sequence[Any]) -> dict[str, Path]:
+    files = {picture.name: folder / f"{picture.name}.png" for picture in pictures}
+    try:
+        folder.mkdir(exist_ok=True)
+        for picture in pictures:
+            with replacing(files[picture.name]) as temporary:
+                temporary.write_bytes(picture.png)
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
+    return files
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error

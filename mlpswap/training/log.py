@@ -77,8 +77,8 @@ class RunLog:
         if self._run is not None:
             self._run.log({"step": step} | {f"{kind}/{name}": value for name, value in numbers.items()})
 
-    def finish(self, metrics: dict[str, Any], figures: dict[str, Path] | None = None) -> None:
-        """Write the summary, a table of it and the figures, and close."""
+    def summarise(self, metrics: dict[str, Any], figures: dict[str, Path] | None = None) -> None:
+        """Give W&B the summary, a table of it and the figures as images."""
         if self._run is not None:
             import wandb
 
@@ -88,9 +88,9 @@ class RunLog:
             )
             images = {f"figures/{name}": wandb.Image(str(path)) for name, path in (figures or {}).items()}
             self._run.log({"summary": table, **images})
-        self.close()
 
     def close(self) -> None:
+        """End the file and the W&B run; may be called after a failure."""
         self._file.close()
         if self._run is not None:
             self._run.finish()

@@ -15,6 +15,7 @@ from mlpswap.errors import NonFiniteError
 from mlpswap.metrics import PairScores, score_pairs
 from mlpswap.model import MlpSwapForCausalLM
 from mlpswap.randomness import generator
+from mlpswap.runs import progress_interval
 from mlpswap.tasks import Task, TemplateTable
 from mlpswap.training.checkpoint import Progress, save_checkpoint
 from mlpswap.training.config import OptimiserOptions, TrainConfig
@@ -115,7 +116,7 @@ class Trainer:
         options = self.options
         bar = tqdm(
             total=options.steps, initial=start, disable=not self.accelerator.is_main_process, unit="step",
-            desc="training", dynamic_ncols=True,
+            desc="training", dynamic_ncols=True, mininterval=progress_interval(),
         )  # fmt: skip
         began, adaptive = time.perf_counter(), None
         step = start

@@ -1,5 +1,6 @@
 """From a configuration to everything a run needs: facts, task, fact MLPs, host."""
 
+import json
 import logging
 import math
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from torch import Tensor
 from mlpswap import embeddings
 from mlpswap.config import packaged_books
 from mlpswap.constructions import build_fact_mlp
-from mlpswap.constructions.base import FactMLP
+from mlpswap.constructions.base import BuildReport, FactMLP
 from mlpswap.errors import InfeasibleConstructionError
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, build_for_host, build_host
 from mlpswap.randomness import generator
+from mlpswap.runs import write_json
 from mlpswap.tasks import Task, books_task, ssfr_task
 from mlpswap.training.config import FactsOptions, TrainConfig
 
@@ -51,6 +53,30 @@ def read_facts(options: FactsOptions, task: str, seed: int) -> FactSet:
 
 def make_task(name: str, facts: FactSet, seed: int) -> Task:
     return ssfr_task(facts, seed) if name == "ssfr" else books_task(facts)
+
+
+def open_host(
+    config: TrainConfig, folder: Path, *, resume: bool, write: bool
+) -> tuple[MlpSwapForCausalLM, Task]:
+    """The untrained host of a run, with its task; the one that the run began with if it is resumed.
+
+    The host as it was before the first step is kept in `checkpoints/start`, so that a resumed run neither reads the fact
+    file again nor builds another fact MLP.
+    """
+    start = folder / "checkpoints" / "start"
+    report = folder / "checkpoints" / "fact_mlp.json"
+    if resume and start.is_dir() and report.is_file():
+        model = MlpSwapForCausalLM.from_pretrained(start)
+        model.fact_mlp.report = BuildReport(**json.loads(report.read_text(encoding="utf-8")))
+        return model, make_task(config.task, model.known_facts(), config.seed)
+    facts = read_facts(config.facts, config.task, config.seed)
+    task = make_task(config.task, facts, config.seed)
+    model = make_host(config, task)
+    if write:
+        assert model.fact_mlp.report is not None
+        model.save_pretrained(start)
+        write_json(report, model.fact_mlp.report.to_dict())
+    return model, task
 
 
 def make_host(config: TrainConfig, task: Task) -> MlpSwapForCausalLM:

@@ -1,0 +1,45 @@
+"""Shared by all tests: one thread each, shapes checked at run time, and small hosts that several files use."""
+
+import os
+
+os.environ.setdefault("WANDB_MODE", "disabled")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+import tests.shapes  # noqa: F401  the hook finds it by name
+
+# Annotations like Float[Tensor, "F d"] are checked on every call here, and cost nothing in production.
+install_import_hook(
+    ["mlpswap.constructions", "mlpswap.metrics", "mlpswap.editing.moments", "mlpswap_baselines"],
+    "tests.shapes.check",
+)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _two_threads():
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def train_run(folder, *overrides):
+    """Train a small host of books into `folder` and return the folder."""
+    from mlpswap.config import load_config
+    from mlpswap.train import train
+    from mlpswap.training.config import TrainConfig
+
+    small = [
+        "facts.count=32", "host.n_embd=32", "mlp={construction: hebbian, h: 64}", "training.steps=120",
+        "training.batch_size=32", "training.eval_every=60", "training.eval_pairs=64", "evaluation.pairs=128",
+        "training.checkpoint_every=50", "wandb.mode=disabled", "report=false", f"output_dir={folder}",
+    ]  # fmt: skip
+    return train(load_config(TrainConfig, None, [*small, *overrides]))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The run folder of a small trained host, which no test may change."""
+    return train_run(tmp_path_factory.mktemp("trained") / "run")
