@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     arguments = parser().parse_args(argv)
     verb = VERBS[arguments.verb]
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Once())
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     for noisy in ("httpx", "urllib3", "filelock", "fsspec", "datasets", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
@@ -130,6 +132,20 @@ def _keys(verb: str, words: Sequence[str]) -> list[str]:
     if main_key and words and "=" not in words[0]:
         return [f"{main_key}={_quoted(words[0])}", *words[1:]]
     return list(words)
+
+
+class _Once(logging.Filter):
+    """Lets each message through once: a grid of settings meets the same warning many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        first = text not in self.seen
+        self.seen.add(text)
+        return first
 
 
 def _quoted(word: str) -> str:

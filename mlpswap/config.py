@@ -67,6 +67,8 @@ def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[
         if "=" not in text or text.startswith(("-", "=")):
             raise ConfigError(f"override '{text}' is not of the form key=value")
     merged = OmegaConf.structured(schema)
+    # The options of another construction or editor are no defaults for this one: a new mapping replaces the old.
+    free = {key for key, kind, *_ in describe(schema) if kind.startswith("dict")}
     where = str(path)
     try:
         if path is not None:
@@ -76,9 +78,14 @@ def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[
                 raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
             if not OmegaConf.is_dict(loaded):
                 raise ConfigError(f"{path}: expected a mapping of keys, found {type(loaded).__name__}")
+            for key in free:
+                if OmegaConf.select(loaded, key) is not None:
+                    OmegaConf.update(merged, key, {}, merge=False)
             merged = OmegaConf.merge(merged, loaded)
         for text in overrides:
             where = f"override '{text}'"
+            if text.split("=", 1)[0] in free:
+                OmegaConf.update(merged, text.split("=", 1)[0], {}, merge=False)
             merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([text]))
         where = str(path) if path is not None else "configuration"
         return OmegaConf.to_object(merged)  # type: ignore[return-value]

@@ -32,9 +32,9 @@ def train_run(folder, *overrides):
     from mlpswap.training.config import TrainConfig
 
     small = [
-        "facts.count=32", "host.n_embd=32", "mlp={construction: hebbian, h: 64}", "training.steps=120",
-        "training.batch_size=32", "training.eval_every=60", "training.eval_pairs=64", "evaluation.pairs=128",
-        "training.checkpoint_every=50", "wandb.mode=disabled", "report=false", f"output_dir={folder}",
+        "facts.count=32", "host.n_embd=64", "mlp={construction: hebbian, h: 96}", "training.steps=300",
+        "training.batch_size=32", "training.eval_every=100", "training.eval_pairs=64", "evaluation.pairs=128",
+        "training.checkpoint_every=100", "wandb.mode=disabled", "report=false", f"output_dir={folder}",
     ]  # fmt: skip
     return train(load_config(TrainConfig, None, [*small, *overrides]))
 

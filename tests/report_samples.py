@@ -5,8 +5,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 HOSTILE = [
     ("Emma", "Jane Austen"),
     ("<script>document.title='owned'</script>", "</script><img src=x onerror=\"document.title='owned'\">"),
@@ -220,7 +218,7 @@ def _row(name: str, altered: int, selection: str, three: list[float], number: in
 def write_run(folder: Path, results: dict[str, Any], lines: list[dict[str, Any]] | None = None) -> Path:
     """A finished run folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(results["config"]), encoding="utf-8")
+    (folder / "config.yaml").write_text(json.dumps(results["config"]), encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     text = "".join(json.dumps(line) + "\n" for line in (events() if lines is None else lines))
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")

@@ -39,6 +39,15 @@ def test_file_and_overrides_are_merged_in_order(tmp_path):
     assert "width: 5" in to_yaml(config)
 
 
+def test_a_free_mapping_is_replaced_and_its_keys_can_be_set(tmp_path):
+    """`mlp={construction: hebbian}` on a preset with another construction must not keep that one's options."""
+    path = tmp_path / "a.yaml"
+    path.write_text("extra: {construction: gd, noise: 1}\n")
+    assert load_config(Outer, path, ["extra={construction: hebbian}"]).extra == {"construction": "hebbian"}
+    assert load_config(Outer, path, ["extra.noise=2"]).extra == {"construction": "gd", "noise": 2}
+    assert load_config(TrainConfig, None, ["mlp={construction: gd}"]).mlp == {"construction": "gd"}
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -100,22 +100,20 @@ def test_forward_equals_a_naive_reference(name, kind):
             )
 
 
-CHOICES = [
-    dict(zip(("qk", "value_output", "residual", "norm", "mixture", "n_layer", "train_logit_scale"), values))
-    for values in itertools.product(
-        ("mlp", "linear"),
-        ("identity", "learned"),
-        (False, True),
-        ("frozen", "learned"),
-        (True, False),
-        (1, 2),
-        (True, False),
-    )
-]
+CHOICES = {
+    "qk": ("mlp", "linear"),
+    "value_output": ("identity", "learned"),
+    "residual": (False, True),
+    "norm": ("frozen", "learned"),
+    "mixture": (True, False),
+    "n_layer": (1, 2),
+    "train_logit_scale": (True, False),
+}
 
 
 def test_every_combination_trains_exactly_what_it_should():
-    for options in CHOICES:
+    for values in itertools.product(*CHOICES.values()):
+        options = dict(zip(CHOICES, values, strict=True))
         model = small_host(d=8, h=6, **options)
         model(torch.tensor([[2, 3, 9, 4]]), labels=torch.tensor([[2, 3, 9, 4]])).loss.backward()
         wanted = {"attn.q", "attn.k"}
@@ -244,7 +242,9 @@ def _replica(model):
         for name, child in module._modules.items():
             setattr(copy, name, None if child is None else modules[child])
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is None:
+                copy._parameters[name] = None
+            else:
                 setattr(copy, name, parameter.detach())
     return modules[model]
 

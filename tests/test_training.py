@@ -143,12 +143,12 @@ def test_a_run_leaves_what_it_promises(trained):
         "heldout_accuracy_after_swap", "gate_value", "gate_other", "attention_mass", "steps", "train_seconds",
     }  # fmt: skip
     assert wanted <= set(results["metrics"])
-    assert results["metrics"]["steps"] == 120
+    assert results["metrics"]["steps"] == 300
     events = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "eval"] == [60, 120]
+    assert [event["step"] for event in events if event["event"] == "eval"] == [100, 200, 300]
     assert all(math.isfinite(event["loss"]) for event in events if event["event"] == "train")
     assert [path.name for path in sorted((trained / "checkpoints").glob("step_*"))] == [
-        "step_00000100", "step_00000120",
+        "step_00000200", "step_00000300",
     ]  # fmt: skip
 
 
@@ -157,9 +157,13 @@ def test_the_patch_of_a_run_swaps_the_saved_model(trained):
     results = json.loads((trained / "results.json").read_text())
     model = MlpSwapForCausalLM.from_pretrained(trained / "model")
     patch = Patch.load(trained / "swap.safetensors")
-    assert [model.ask(line["prompt"]) for line in results["answers"]] == [a["before"] for a in results["answers"]]
+    assert [model.ask(line["prompt"]) for line in results["answers"]] == [
+        a["before"] for a in results["answers"]
+    ]
     patch.apply(model)
-    assert [model.ask(line["prompt"]) for line in results["answers"]] == [a["after"] for a in results["answers"]]
+    assert [model.ask(line["prompt"]) for line in results["answers"]] == [
+        a["after"] for a in results["answers"]
+    ]
     assert model.facts.fingerprint == results["facts"]["swapped_fingerprint"]
 
 
@@ -181,13 +185,14 @@ def _interrupted(trained, tmp_path, step):
 
 
 def test_resuming_gives_the_same_weights_bit_for_bit(trained, tmp_path):
-    folder = _interrupted(trained, tmp_path, 100)
+    folder = _interrupted(trained, tmp_path, 200)
     _train(folder, resume=True)
     first, second = _weights(trained), _weights(folder)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     one, two = (
-        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (trained, folder)
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (trained, folder)
     )
     for events in (one, two):
         for event in events:
@@ -197,25 +202,27 @@ def test_resuming_gives_the_same_weights_bit_for_bit(trained, tmp_path):
 
 def test_a_torn_checkpoint_is_ignored(trained, tmp_path):
     """A kill in the middle of a write leaves a temporary folder, never half a checkpoint."""
-    folder = _interrupted(trained, tmp_path, 100)
-    torn = folder / "checkpoints" / ".step_00000120.99.tmp"
+    folder = _interrupted(trained, tmp_path, 200)
+    torn = folder / "checkpoints" / ".step_00000300.99.tmp"
     torn.mkdir()
     (torn / "weights.safetensors").write_bytes(b"half")
     _train(folder, resume=True)
     assert not torn.exists()
-    assert all(torch.equal(a, b) for a, b in zip(_weights(trained).values(), _weights(folder).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(_weights(trained).values(), _weights(folder).values(), strict=True)
+    )
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(trained, tmp_path):
-    folder = _interrupted(trained, tmp_path, 100)
-    path = folder / "checkpoints" / "step_00000100" / "weights.safetensors"
+    folder = _interrupted(trained, tmp_path, 200)
+    path = folder / "checkpoints" / "step_00000200" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(CheckpointError, match="step_00000100/weights.safetensors"):
+    with pytest.raises(CheckpointError, match="step_00000200/weights.safetensors"):
         _train(folder, resume=True)
 
 
 def test_resuming_under_other_settings_is_refused_with_the_keys(trained, tmp_path):
-    folder = _interrupted(trained, tmp_path, 100)
+    folder = _interrupted(trained, tmp_path, 200)
     with pytest.raises(CheckpointError, match=r"training.lr \(was 0.003, now 0.1\)"):
         _train(folder, "training.lr=0.1", resume=True)
 
@@ -244,7 +251,9 @@ def test_ssfr_stops_early_on_facts_that_are_never_reported(tmp_path):
     assert results["metrics"]["steps"] < 400
     assert results["metrics"]["fact_adaptive_accuracy"] >= 0.8
     assert "nonfact_ce_ratio" not in results["metrics"]
-    third = ssfr_task(FactSet.synthetic(32, generator(0, "facts")), 0).facts.permute(generator(0, "third facts"))
+    third = ssfr_task(FactSet.synthetic(32, generator(0, "facts")), 0).facts.permute(
+        generator(0, "third facts")
+    )
     assert third.fingerprint not in (results["facts"]["fingerprint"], results["facts"]["swapped_fingerprint"])
 
 

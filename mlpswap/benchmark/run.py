@@ -95,7 +95,9 @@ def benchmark(
     answers: list[dict[str, Any]] = []
     with (folder / "predictions.jsonl").open("w", encoding="utf-8") as predictions:
         total = len(config.splits) * sum(len(settings) for _, _, settings in editors)
-        with tqdm(total=total, unit="setting", desc="editing", dynamic_ncols=True, mininterval=progress_interval()) as bar:
+        with tqdm(
+            total=total, unit="setting", desc="editing", dynamic_ncols=True, mininterval=progress_interval()
+        ) as bar:
             for options in config.splits:
                 split = make_split(
                     task, options["altered"], options.get("preserved"), config.seed, derange=config.derange
@@ -108,7 +110,7 @@ def benchmark(
         base_metrics=_read_lines(base / "metrics.jsonl"),
         regime=regime(model),
         answers=answers,
-        notes=sorted({f"{row['editor']}: {note}" for row in rows for note in row["notes"]}),
+        notes=sorted({note for row in rows for note in row["notes"]}),
         stages=run.seconds,
     )  # fmt: skip
     write_json(folder / "results.json", content)

@@ -109,6 +109,11 @@ class BuildReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "BuildReport":
+        """The inverse of `to_dict`, also after a round trip through JSON."""
+        return cls(**(data | {"wrong": tuple(data["wrong"])}))
+
 
 class ZeroLinear(nn.Linear):
     """A linear map that starts at zero: making a FactMLP draws nothing from torch's global generator."""

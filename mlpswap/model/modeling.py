@@ -31,7 +31,6 @@ from mlpswap.model.saving import StrictCheckpoints
 
 Ids = Int[Tensor, "B T"]
 Vectors = Float[Tensor, "*n d"]
-
 EPS = 1e-20  # rms(E[t]) must not depend on the length of the rows of E
 
 

@@ -61,7 +61,9 @@ def build_for_host(
     in_place = model.fact_mlp.config
     construction = construction or ("hebbian" if in_place.kind == "bilinear" else "gd")
     offered = {field.name for field in fields(registry.get(registry.CONSTRUCTIONS, construction).Config)}
-    defaults: dict[str, Any] = {"h": in_place.h, "match_output_norm": True}
+    # Attention is never on the key alone, so the MLP must bear noise. Accuracy after the swap in a host of 256 books with
+    # h = 40, mean of four fact sets: noise 0 .971, 0.5 .987, 1 .992, 1.5 .997, 2 .996.
+    defaults: dict[str, Any] = {"h": in_place.h, "match_output_norm": True, "noise": 1.5}
     if in_place.kind in KINDS:
         defaults["kind"] = in_place.kind
     chosen = {name: value for name, value in defaults.items() if name in offered} | dict(options or {})

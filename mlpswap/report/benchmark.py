@@ -151,10 +151,10 @@ def score_table(split: Split) -> Table:
                 best = metric == "score_harmonic" and name in standings[kind].winners
                 cells.append(Markup("<strong>{}</strong>").format(text) if best else text)
             cells += [number(row[metric]) for metric in RATIOS]
-            rows.append([*cells, duration(row["seconds"])])
+            rows.append(cells)
     columns = [Column("editor"), Column("row")]
     columns += [Column(text, name, numeric=True) for name, text in (SCORES | RATIOS).items()]
-    return Table(split.name, [*columns, Column("time", numeric=True)], rows)
+    return Table(split.name, columns, rows)
 
 
 def setting_table(splits: Sequence[Split]) -> Table:
@@ -209,7 +209,7 @@ def answer_table(answers: Sequence[Mapping[str, Any]], editors: Sequence[str]) -
 def time_table(
     stages: Mapping[str, float | None], grid: Mapping[str, Sequence[float | None]], largest: Split
 ) -> Table:
-    """Seconds of each editor over all splits, and of one edit."""
+    """Seconds of each editor over all splits, and of one setting of a grid."""
     rows: list[list[str | Markup]] = [
         [name, number(len(scores)), duration(stages.get(name)), duration(largest.oracle[name]["seconds"])]
         for name, scores in grid.items()
@@ -217,7 +217,7 @@ def time_table(
     numeric = (
         f"settings with {largest.altered:,} altered",
         "all settings and splits, with scoring",
-        "one oracle edit",
+        "the oracle setting, beyond what settings share",
     )
     return Table(
         "Wall time of the editors",

@@ -127,8 +127,8 @@ def grid_strips(grid: Mapping[str, Sequence[float | None]], editors: Editors, al
             "grid",
             drawn,
             alt=f"Harmonic scores of every setting of {listed(list(grid))}.",
-            caption=f"Every setting's harmonic score with {altered:,} altered facts; the number of settings stands in brackets, "
-            "the height within a row means nothing. Few points near the right: the editor depends on a lucky setting.",
+            caption=f"Every setting's harmonic score with {altered:,} altered facts; the number of settings stands in "
+            "brackets, the height within a row means nothing. With few points near the right, an editor depends on luck.",
         )
 
 

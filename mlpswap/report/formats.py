@@ -12,14 +12,16 @@ LONGEST = 120  # characters of a fact that are shown
 
 
 def number(value: Any) -> str:
-    """Four significant digits; counts in full; a dash for what was not measured."""
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return NOTHING if value is None else str(value)
-    if isinstance(value, int) or (value == round(value) and abs(value) < 1e6):
-        return f"{value:,.0f}"
-    if not math.isfinite(value):
+    """Four significant digits; whole numbers in full; a dash for what was not measured."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NOTHING
-    return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.3e}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or 1e4 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    if value == 0:
+        return "0"
+    return f"{value:#,.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
 
 
 def accuracy(value: float | None) -> str:
@@ -41,7 +43,7 @@ def ratio(value: float | None) -> str:
     if value is None:
         return NOTHING
     change = 100 * (value - 1)
-    return f"{value:.4g} ({change:+.1f}\N{NO-BREAK SPACE}%)" if abs(change) < 1000 else f"{value:.4g}"
+    return f"{number(value)} ({change:+.1f}\N{NO-BREAK SPACE}%)" if abs(change) < 1000 else number(value)
 
 
 def duration(seconds: float | None) -> str:

@@ -81,4 +81,5 @@ def overall(standings: Sequence[Standing]) -> str:
     parts = [
         f"{name} wins at {wins} of {count} shares of altered facts" for name, wins in alone.most_common()
     ]
-    return f"{listed(parts)}{f'; {ties} of {count} are ties' if ties else ''}."
+    rest = {0: "", 1: "; one is a tie"}.get(ties, f"; {ties} are ties")
+    return f"{listed(parts)}{rest}."

@@ -25,8 +25,8 @@ from mlpswap.report.tables import Column, Table, Tile, glossary
 LABELS = {
     "value_accuracy": "accuracy before the swap",
     "fact_adaptive_accuracy": "accuracy after the swap",
-    "capacity_trained": "capacity of the MLP trained with",
-    "capacity_swap": "capacity of the MLP swapped in",
+    "capacity_trained": "capacity before the swap",
+    "capacity_swap": "capacity after the swap",
     "usability": "usability",
     "attention_mass": "attention to the key",
     "gate_value": "fact expert at the value",

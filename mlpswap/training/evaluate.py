@@ -14,6 +14,7 @@ from mlpswap.model import MlpSwapForCausalLM, Patch
 from mlpswap.randomness import generator
 from mlpswap.runs import results
 from mlpswap.tasks import Task, TemplateTable
+from mlpswap.tasks.books import TRAINED
 from mlpswap.training.config import TrainConfig
 from mlpswap.training.loop import score_everywhere
 from mlpswap.training.setup import SwapTarget
@@ -143,7 +144,9 @@ def save_and_show(
 
     def answers(host: MlpSwapForCausalLM) -> list[str]:
         with torch.no_grad():
-            logits = host(batch.input_ids, attention_mask=batch.attention_mask, logits_to_keep=1).logits[:, -1]
+            logits = host(batch.input_ids, attention_mask=batch.attention_mask, logits_to_keep=1).logits[
+                :, -1
+            ]
         return [task.vocabulary.entries[i][1] for i in logits.argmax(dim=1).tolist()]
 
     before = answers(saved)

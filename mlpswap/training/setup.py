@@ -67,7 +67,7 @@ def open_host(
     report = folder / "checkpoints" / "fact_mlp.json"
     if resume and start.is_dir() and report.is_file():
         model = MlpSwapForCausalLM.from_pretrained(start)
-        model.fact_mlp.report = BuildReport(**json.loads(report.read_text(encoding="utf-8")))
+        model.fact_mlp.report = BuildReport.from_dict(json.loads(report.read_text(encoding="utf-8")))
         return model, make_task(config.task, model.known_facts(), config.seed)
     facts = read_facts(config.facts, config.task, config.seed)
     task = make_task(config.task, facts, config.seed)

@@ -1,0 +1,145 @@
+"""The command line: one sentence and exit code 2 for every mistake, and the small verbs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlpswap.cli import VERBS, main
+
+BOOKS = str(Path(__file__).resolve().parent.parent / "data" / "books.csv")
+
+
+def _fails(capsys, *words):
+    assert main(list(words)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("mlpswap: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "--config", "no_preset"], "no_preset"),
+        (["train", "--config", "no/file.yaml"], "no/file.yaml"),
+        (["train", "training.stepz=3"], "training.stepz"),
+        (["train", "training.steps=three"], "training.steps"),
+        (["train", "facts.path=none.csv"], "none.csv"),
+        (["train", "facts.count=99999", "wandb.mode=disabled"], "99999"),
+        (["train", "mlp={construction: magic}", "facts.count=9"], "magic"),
+        (["train", "mlp={construction: gd, hh: 3}", "facts.count=9"], "hh"),
+        (["train", "host.n_head=3", "facts.count=9"], "n_head"),
+        (["benchmark", "splits=[{altered: 3}]", "editors=[{name: romme}]"], "rome"),
+        (["benchmark"], "splits"),
+        (["benchmark", "splits=[{altered: 3}]", "model=nowhere"], "nowhere"),
+        (["ask", "What?"], "model"),
+        (["ask", "What?", "model=nowhere"], "nowhere"),
+        (["swap", "model=nowhere", "output_dir=x"], "changes"),
+        (["report", "nowhere"], "nowhere"),
+        (["list", "cats"], "cats"),
+        (["validate", "nothing.yaml"], "nothing.yaml"),
+        (["build", "mlp={h: 3}"], "construction"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_that_names_it(capsys, tmp_path, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    assert named in _fails(capsys, *words)
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["train", "--debug", "training.stepz=3"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_error_texts_cannot_drive_the_terminal(capsys):
+    assert "\x1b" not in _fails(capsys, "ask", "What?", "model=\x1b[31mred")
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_explains_its_keys(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    assert "keys (with defaults):" in capsys.readouterr().out
+
+
+def test_facts_shows_the_prompts_that_are_trained_on(capsys, tmp_path):
+    """Titles with format characters appear literally; terminal escapes are shown, not obeyed."""
+    path = tmp_path / "own file ü.csv"
+    path.write_text(
+        'title,writer\n"The {book} of {author}",A\n100% %s,B\n"\x1b[31mRed",C\n', encoding="utf-8"
+    )
+    assert main(["facts", f"facts.path={path}", "facts.key=title", "facts.value=writer"]) == 0
+    out = capsys.readouterr().out
+    assert "The writer of The {book} of {author} is -> A" in out
+    assert "100% %s" in out
+    assert "\x1b" not in out
+    assert "\\x1b[31mRed" in out
+
+
+def test_build_reports_what_is_stored(capsys):
+    words = [
+        "build",
+        f"facts.path={BOOKS}",
+        "facts.count=64",
+        "n_embd=32",
+        "mlp={construction: hebbian, h: 96}",
+    ]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "accuracy      1.0000 (0 wrong)" in out
+    assert "parameters    9216" in out
+
+
+def test_list_shows_what_there_is(capsys):
+    for what, wanted in (
+        ("constructions", "hebbian"), ("editors", "alphaedit"), ("presets", "books_tiny"), ("metrics", "efficacy"),
+    ):  # fmt: skip
+        assert main(["list", what]) == 0
+        out = capsys.readouterr().out
+        assert wanted in out
+        assert "BROKEN" not in out
+
+
+def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):
+    """The altered fact is answered by the model on disk; the patch undoes it; the source run is untouched."""
+    from mlpswap.model import MlpSwapForCausalLM, Patch
+
+    model = MlpSwapForCausalLM.from_pretrained(trained / "model")
+    book, other = model.facts.keys[0], model.facts.value_of(model.facts.keys[5])
+    prompt = f"The writer of {book} is"
+    old = model.ask(prompt)
+    words = [
+        "swap",
+        f"model={trained}",
+        f"changes={json.dumps({book: other})}",
+        f"output_dir={tmp_path / 'new'}",
+    ]
+    assert main([*words, "construction=hebbian"]) == 0
+    assert f"-> {other}" in capsys.readouterr().out
+    assert main(["ask", prompt, f"model={tmp_path / 'new'}"]) == 0
+    assert capsys.readouterr().out.strip() == other
+    swapped = MlpSwapForCausalLM.from_pretrained(tmp_path / "new" / "model")
+    Patch.load(tmp_path / "new" / "patch.safetensors").undo(swapped)
+    assert swapped.ask(prompt) == old
+    assert "not empty" in _fails(capsys, *words)
+
+
+def test_ask_gives_the_best_answers_and_can_be_strict(trained, capsys):
+    assert main(["ask", "The writer of Emma is", f"model={trained}", "top=3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert "zyx" in _fails(capsys, "ask", "The zyx of Emma is", f"model={trained}", "strict=true")
+
+
+def test_the_module_runs_without_a_launcher(tmp_path):
+    """`python -m mlpswap.train` is what accelerate starts; a mistake must not print a traceback there either."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlpswap.train", "training.stepz=3"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

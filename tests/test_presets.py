@@ -1,0 +1,72 @@
+"""Every shipped YAML fits the code, says what it is for, and has the figures of the specification."""
+
+import pytest
+
+from mlpswap.cli import main
+from mlpswap.commands.validate import check
+from mlpswap.config import packaged_presets
+from mlpswap.errors import MlpSwapError
+from mlpswap.training.config import TrainConfig
+
+PRESETS = {path.stem: path for path in packaged_presets()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid_down_to_the_options_of_each_method(name):
+    check(PRESETS[name])
+    assert PRESETS[name].read_text().startswith("# ")
+
+
+def test_all_presets_are_there():
+    assert set(PRESETS) == {
+        "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
+        "books_paper", "edit_tiny", "edit_paper",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "d", "h", "steps", "batch", "negatives"),
+    [
+        ("ssfr_tiny", 256, 64, 128, 200, 128, None),
+        ("ssfr", 1024, 128, 512, 200, 128, None),
+        ("ssfr_4096", 4096, 128, 1024, 100, 128, None),
+        ("books_tiny", 256, 128, 512, 400, 64, None),
+        ("books_edit_tiny", 256, 128, 40, 400, 64, None),
+        ("books_4k", 4096, 256, 1024, 400, 64, 1024),
+        ("books_16k", 16384, 256, 2816, 900, 64, 1536),
+        ("books_paper", 16384, 256, 512, 147456, 32, None),
+        ("ssfr_paper", 1024, 128, 512, 150000, 32, None),
+    ],
+)
+def test_the_sizes_are_those_of_the_specification(name, facts, d, h, steps, batch, negatives):
+    _, config = check(PRESETS[name])
+    assert isinstance(config, TrainConfig)
+    found = (config.facts.count, config.host.n_embd, config.mlp["h"], config.training.steps)
+    assert found == (facts, d, h, steps)
+    assert (config.training.batch_size, config.training.negatives) == (batch, negatives)
+    assert config.allow_partial == name.endswith("_paper")
+
+
+def test_the_grid_has_every_published_setting():
+    from mlpswap.benchmark.run import settings_of
+
+    _, config = check(PRESETS["edit_tiny"])
+    counts = {entry["name"]: len(settings_of(entry)[1]) for entry in config.editors}
+    assert counts == {"swap": 1, "rome": 54, "memit": 108, "alphaedit": 81, "ft": 1}
+    assert [split["altered"] for split in config.splits] == [5, 13, 26]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: books\nmlp: {construction: gd, hh: 3}\n",
+        "splits: [{altered: 1}]\neditors: [{name: rome, lrr: 1}]\n",
+    ],
+)
+def test_validate_looks_into_the_options_of_methods(tmp_path, text, capsys):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(MlpSwapError, match="bad.yaml"):
+        check(path)
+    assert main(["validate", str(path)]) == 2
+    assert main(["validate", "books_tiny"]) == 0

@@ -1,0 +1,109 @@
+"""Every command and snippet of the README is run, in the order in which a reader would; the two make commands by .ci/run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mlpswap.cli import VERBS, main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(bash|python|toml)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+# The full benchmark belongs to a slow test; here two editors and one share of altered facts stand for it.
+LESS = ["splits=[{altered: 13}]", "editors=[{name: swap}, {name: rome}]"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A working directory like a clone's top level."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("configs", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def _run(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+    elif words[0] == "accelerate":
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    else:
+        assert words[0] == "mlpswap", command
+        assert main(words[1:] + (LESS if words[1] == "benchmark" else [])) == 0
+
+
+def test_the_readme_from_top_to_bottom(place, capsys, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    snippets: dict = {}
+    for language, text in BLOCKS:
+        if language == "bash":
+            for command in text.strip().splitlines():
+                _run(command)
+        elif language == "toml":
+            assert tomllib.loads(text)["project"]["entry-points"]["mlpswap.editors"] == {
+                "nudge": "my_package:Nudge"
+            }
+        else:
+            capsys.readouterr()
+            exec(compile(text, "README.md", "exec"), snippets)
+            for wanted in re.findall(r"^print\(.*# (.+)$", text, flags=re.MULTILINE):
+                assert wanted in capsys.readouterr().out or wanted in README
+    assert snippets["mlp"].report.accuracy == 1.0
+    assert list((place / "runs/logged/wandb").glob("offline-run-*"))
+    for run in ("books_tiny", "ssfr_seed1", "edit_tiny", "edit_loose"):
+        assert (place / "runs" / run / "report.html").stat().st_size > 10_000
+
+
+def test_the_printed_answers_are_the_models(place, capsys):
+    """The comments behind the snippet's prints are what they print."""
+    swap = next(text for language, text in BLOCKS if language == "python" and "swap_fact_mlp" in text)
+    capsys.readouterr()
+    exec(compile(swap, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [line.rsplit("# ", 1)[1] for line in swap.splitlines() if line.startswith("print")]
+
+
+def test_the_readmes_editor_edits(place, capsys):
+    """The plug-in of the README passes through the benchmark's own door."""
+    import torch
+
+    from mlpswap.editing import HostAdapter
+    from mlpswap.editing.evaluation import patched_fact_mlp
+    from mlpswap.model import MlpSwapForCausalLM
+
+    snippets: dict = {}
+    exec(
+        compile(
+            next(t for lang, t in BLOCKS if lang == "python" and "class Nudge" in t), "README.md", "exec"
+        ),
+        snippets,
+    )
+    model = MlpSwapForCausalLM.from_pretrained(place / "runs/books_tiny/model")
+    adapter = HostAdapter(model)
+    request = adapter.request("The writer of {book} is", "Emma", "Mary Shelley")
+    result = snippets["Nudge"]().edit(adapter, [request], snippets["NudgeConfig"]())
+    before = model.fact_mlp.down.weight.clone()
+    assert not torch.equal(patched_fact_mlp(model, result.patch).down.weight, before)
+    result.patch.apply(model)
+    assert model.ask("The writer of Emma is") == "Mary Shelley"
+
+
+def test_every_verb_and_preset_is_mentioned():
+    presets = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+    assert all(f"`{preset}`" in README for preset in presets)
+    assert {word for word in re.findall(r"mlpswap (\w+)", README) if word in VERBS} >= {
+        "train", "swap", "ask", "facts", "benchmark", "list",
+    }  # fmt: skip
