@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 i
 
 import argparse
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -104,6 +105,7 @@ class _Help(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     arguments = parser().parse_args(argv)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own bar is enough
     verb = VERBS[arguments.verb]
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Once())

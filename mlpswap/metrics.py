@@ -15,7 +15,7 @@ from mlpswap.constructions.base import FactMLP
 from mlpswap.tasks.base import IGNORE, Batch, Task, TemplateTable
 
 DEFINITIONS: dict[str, str] = {
-    "value_accuracy": "share of prompts whose value has strictly the largest logit of the vocabulary, with the fact MLP trained with",
+    "value_accuracy": "share of prompts whose value has strictly the largest logit of all, with the fact MLP trained with",
     "fact_adaptive_accuracy": "the same after the swap to another fact set, wanted values from that set; nothing else changes",
     "capacity_trained": "share of facts that the bare fact MLP stores, over the values",
     "capacity_swap": "the same for the MLP swapped in; the ceiling of fact_adaptive_accuracy",

@@ -12,7 +12,11 @@ import tests.shapes  # noqa: F401  the hook finds it by name
 
 # Annotations like Float[Tensor, "F d"] are checked on every call here, and cost nothing in production.
 install_import_hook(
-    ["mlpswap.constructions", "mlpswap.metrics", "mlpswap.editing.moments", "mlpswap_baselines"],
+    [
+        "mlpswap.constructions", "mlpswap.metrics", "mlpswap.editing.moments", "mlpswap_baselines",
+        "mlpswap.model.modeling", "mlpswap.model.lookup", "mlpswap.model.build", "mlpswap.model.swap",
+        "mlpswap.model.patch",
+    ],  # fmt: skip
     "tests.shapes.check",
 )
 
@@ -21,8 +25,9 @@ import torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _two_threads():
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+def _one_thread():
+    """Two threads that wait for a busy core are slower than one, by up to eight times."""
+    torch.set_num_threads(1)
 
 
 def train_run(folder, *overrides):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.constructions.base import FactMLP, FactMLPConfig
+from mlpswap.constructions import FactMLP, FactMLPConfig, build_fact_mlp
 from mlpswap.editing import EditRequest, ResidualOptions
 from mlpswap.facts import FactSet
 from mlpswap.model.build import build_host
@@ -126,3 +126,30 @@ def alphaedit_over_edits(R: Tensor, K1: Tensor, P: Tensor, l2: float) -> Tensor:
     """The same for an empty cache by an N x N solve: R (K1^T P K1 + l2 I)^-1 K1^T P."""
     system = K1.T @ P @ K1 + l2 * torch.eye(K1.shape[1], dtype=P.dtype)
     return R @ torch.linalg.solve(system, K1.T @ P)
+
+
+def facts_host(
+    count: int = 24, *, d: int = 16, h: int = 20, dtype: torch.dtype = torch.float64
+) -> MlpSwapForCausalLM:
+    """A host that needs no training to answer: a prompt is the key alone, so that attention reads nothing else.
+
+    Its fact MLP stores all facts and is tight: h < count.
+    """
+    facts = FactSet.synthetic(count, generator(0, "facts"))
+    vocabulary = Vocabulary.ssfr(facts)
+    rows = F.normalize(
+        torch.randn(len(vocabulary), d, generator=generator(0, "rows"), dtype=torch.float64), dim=1
+    )
+    keys, values = rows[list(vocabulary.key_ids)], rows[list(vocabulary.value_ids)]
+    others = rows[: vocabulary.value_ids.start], rows[vocabulary.value_ids.stop :]
+    mlp = build_fact_mlp(
+        keys, values, facts.targets(), "gd", h=h, competitors=torch.cat(others), generator=generator(0, "mlp")
+    )
+    return build_host(
+        vocabulary,
+        MlpSwapConfig(n_embd=d, mixture=False),
+        facts,
+        mlp.to(dtype),
+        rows.to(dtype),
+        generator=generator(0, "host"),
+    )

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.reference import alphaedit_by_projector, alphaedit_over_edits, memit_by_inverse, rome_one_by_one
+from mlpswap_baselines.alphaedit import alphaedit_delta, null_basis
+from mlpswap_baselines.memit import memit_delta
+from mlpswap_baselines.rome import rome_delta
 from safetensors.torch import load_file
 
 from mlpswap.editing import clip_residuals
 from mlpswap.errors import ConfigError, DegenerateKeysError, SingularMomentError
 from mlpswap.randomness import generator
-from mlpswap_baselines.alphaedit import alphaedit_delta, null_basis
-from mlpswap_baselines.memit import memit_delta
-from mlpswap_baselines.rome import rome_delta
+from tests.reference import alphaedit_by_projector, alphaedit_over_edits, memit_by_inverse, rome_one_by_one
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "linalg.json").read_text())["cases"]
@@ -99,7 +99,9 @@ def problem():
     """R, K1, preserved keys: d = h, so that a transposed weight would fit and be wrong."""
     source = generator(0, "problem")
     d = h = 12
-    return [torch.randn(rows, n, generator=source, dtype=torch.float64) for rows, n in ((d, 5), (h, 5), (h, 40))]
+    return [
+        torch.randn(rows, n, generator=source, dtype=torch.float64) for rows, n in ((d, 5), (h, 5), (h, 40))
+    ]
 
 
 def test_forms_that_must_agree(problem):
@@ -119,7 +121,9 @@ def test_forms_that_must_agree(problem):
     wanted = alphaedit_by_projector(R, K1, P, 1.0, none)
     assert relative(alphaedit_delta(R, K1, Q, 1.0), wanted) < 1e-12
     assert relative(alphaedit_over_edits(R, K1, P, 1.0), wanted) < 1e-12
-    assert relative(alphaedit_delta(R, K1, Q, 1.0, cache), alphaedit_by_projector(R, K1, P, 1.0, cache)) < 1e-12
+    assert (
+        relative(alphaedit_delta(R, K1, Q, 1.0, cache), alphaedit_by_projector(R, K1, P, 1.0, cache)) < 1e-12
+    )
 
 
 def test_what_the_updates_promise(problem):

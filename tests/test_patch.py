@@ -79,10 +79,8 @@ def test_patches_come_back_from_disk(tmp_path, dtype):
     assert {path.name for path in tmp_path.iterdir()} == {"edit.safetensors", "edit.json"}
     loaded = Patch.load(tmp_path / "edit.safetensors")
     for one, other in zip(loaded.changes, patch.changes, strict=True):
-        assert (
-            dataclasses.replace(one, old={}, new={}).__dict__
-            == dataclasses.replace(other, old={}, new={}).__dict__
-        )
+        for name in ("module", "old_config", "new_config"):
+            assert getattr(one, name) == getattr(other, name)
         for side in ("old", "new"):
             tensors = getattr(one, side)
             assert tensors.keys() == getattr(other, side).keys()
@@ -130,6 +128,22 @@ def test_a_patch_made_on_other_facts_is_refused():
     with pytest.raises(CheckpointError, match=f"expects the facts {FACTS.fingerprint[:12]}"):
         patch.apply(model)
     assert model.state_sha256() == before
+
+
+def test_the_two_sides_of_a_change_correspond():
+    """Else a patch could stop half way, or leave a tensor of the new MLP at random values."""
+    one, two = torch.zeros(2), torch.zeros(3)
+    old, new = random_mlp(), random_mlp(h=3)
+    change = ModuleChange.between("mlp", old, new)
+    for arguments in (
+        ({"w": one}, {"w": two}),
+        ({"w": one}, {"w": one, "b": one}),
+        ({"w": one}, {"w": one}, None, new.config.to_dict()),
+        (change.old, change.new, old.config.to_dict(), old.config.to_dict()),
+        (change.old, {"down.weight": change.new["down.weight"]}, change.old_config, change.new_config),
+    ):
+        with pytest.raises(CheckpointError, match="a change of mlp"):
+            ModuleChange("mlp", *arguments)
 
 
 def test_two_patches_come_off_in_any_order_the_weights_allow():

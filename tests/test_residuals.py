@@ -50,9 +50,7 @@ def golden():
 def test_published_runs(golden):
     """All nine at once, so that they share trajectories, in chunks that do not divide the prompts."""
     tensors, runs, objective = golden
-    options = [
-        ResidualOptions(run["num_steps"], run["lr"], run["wd"], run["early_stopping"]) for run in runs
-    ]
+    options = [ResidualOptions(run["num_steps"], run["lr"], run["wd"], run["early_stopping"]) for run in runs]
     for run, found in zip(runs, optimise_residuals(objective, options, rows=3), strict=True):
         wanted = tensors[run["tag"]]
         assert (found.residuals - wanted).norm() <= 1e-6 * wanted.norm(), run["tag"]

@@ -147,6 +147,10 @@ DAMAGES = {
     "one bit": (_flip_a_bit, "model.safetensors: tensor .* is not the one that was saved"),
     "pickled": (_pickle, "has no model.safetensors; pickled weights are not read"),
     "no record": (lambda f: (f / "tensors.json").unlink(), "tensors.json cannot be read"),
+    "empty record": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c.clear()),
+        "tensors.json is not the record of a saved model",
+    ),
     "tensor missing": (
         lambda f: edit_tensors(f, _drop_q),
         r"lacks tensor transformer\.h\.0\.attn\.q\.0\.bias",
@@ -247,7 +251,7 @@ def test_a_failed_save_leaves_the_old_model_and_no_rest(original, folder, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("mlpswap.model.saving.save_file", fail)
-    with pytest.raises(RunFolderError, match="cannot be saved to .*model: No space left"):
+    with pytest.raises(RunFolderError, match="cannot be saved to .*model: .*No space left"):
         small_host(h=3).save_pretrained(folder)
     assert MlpSwapForCausalLM.from_pretrained(folder).state_sha256() == original.state_sha256()
     assert [path.name for path in folder.parent.iterdir()] == ["model"]

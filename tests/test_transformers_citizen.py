@@ -8,8 +8,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
 
-from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, MlpSwapTokenizer, swap_fact_mlp
-from tests.hosts import FACTS, padded, prompts, small_host
+from mlpswap.facts import FactSet
+from mlpswap.model import (
+    MlpSwapConfig,
+    MlpSwapForCausalLM,
+    MlpSwapTokenizer,
+    Vocabulary,
+    build_host,
+    swap_fact_mlp,
+)
+from tests.hosts import FACTS, padded, prompts, random_mlp, small_host
 
 PROMPTS = ["The writer of Emma is", "It is by", "wrote", "Ulysses , The Waves , of"]
 
@@ -74,6 +82,17 @@ def test_other_ways_to_generate_run(how):
     ids, mask = padded(prompts(model), "left")
     out = model.generate(ids, attention_mask=mask, max_new_tokens=3, **how)
     assert out.shape[0] == len(ids) * how.get("num_return_sequences", 1)
+
+
+def test_padding_of_ssfr_is_a_word_of_its_own_prompts():
+    """Without a mask, `generate` must not take the first junk word for padding."""
+    facts = FactSet.synthetic(4, torch.Generator().manual_seed(0))
+    vocabulary, generator = Vocabulary.ssfr(facts), torch.Generator().manual_seed(1)
+    table = torch.randn(len(vocabulary), 16, generator=generator)
+    config = MlpSwapConfig(n_embd=16, mixture=False)
+    model = build_host(vocabulary, config, facts, random_mlp(), table, generator=generator)
+    ids = torch.tensor([model.tokenizer.encode("j0 j0 k2 j5 j0")])
+    assert model.generate(ids)[0, -1] == model(ids).logits[0, -1].argmax()
 
 
 def test_an_answer_is_one_token_by_default(folder):

@@ -87,8 +87,10 @@ def benchmark(
     model = load_host(base)
     task = the_task(model)
     adapter = HostAdapter(model)
-    for split in config.splits:  # fails before any work
-        make_split(task, split["altered"], split.get("preserved"), config.seed, derange=config.derange)
+    splits = [  # fails before any work
+        make_split(task, each["altered"], each.get("preserved"), config.seed, derange=config.derange)
+        for each in config.splits
+    ]
     run = Run(config, folder, model, task, adapter, language_cache(model, task, config.seed))
     run.seconds |= {"base": trained - began, "collect": time.perf_counter() - trained}
     rows: list[dict[str, Any]] = []
@@ -98,10 +100,7 @@ def benchmark(
         with tqdm(
             total=total, unit="setting", desc="editing", dynamic_ncols=True, mininterval=progress_interval()
         ) as bar:
-            for options in config.splits:
-                split = make_split(
-                    task, options["altered"], options.get("preserved"), config.seed, derange=config.derange
-                )
+            for split in splits:
                 found, answers = run_split(run, split, editors, predictions, bar)
                 rows += found
     content = results(

@@ -18,8 +18,8 @@ def show_facts(config: FactsConfig, **_: Any) -> None:
         options.value,
         count=options.count,
         one_per_value=options.one_per_value,
-        policy=options.policy,
-        on_conflict=options.on_conflict,
+        policy=options.policy,  # type: ignore[arg-type]
+        on_conflict=options.on_conflict,  # type: ignore[arg-type]
     )
     print(report.summary())
     for warning in report.warnings:

@@ -5,6 +5,7 @@ statistics alone: Delta = R X^T. So a grid of settings optimises each residual o
 distinct X, and pays a clip and one product per setting.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -29,6 +30,8 @@ from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import EditRequest
 from mlpswap.editing.residuals import ResidualOptions, clip_residuals
 from mlpswap.errors import ConfigError, NonFiniteError, RequestError
+
+logger = logging.getLogger(__name__)
 
 UNCONVERGED = 0.6931  # nats: the target has less than half of the probability
 
@@ -202,6 +205,8 @@ class ClosedFormEditor:
             point = (batch.requests, *(getattr(config, name) for name in self.writer_fields))
             if point not in writers:
                 writers[point] = self.writer(batch.keys, statistics, site, config, cache)
+                for note in writers[point].notes:
+                    logger.warning("%s", note)
             writer = writers[point]
             reference = (weight @ batch.keys).norm(dim=0)
             residuals = clip_residuals(batch.residuals, reference, config.norm_clip)

@@ -17,6 +17,7 @@ from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
 from mlpswap.errors import ConfigError
+from mlpswap.facts import printable
 from mlpswap.model.patch import Patch
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def check_requests(
     adapter.check(requests)
     kept, left_out = merge_requests(requests, [adapter.subject(each) for each in requests], on_conflict)
     for name, reason in left_out.items():
-        logger.info("request '%s' left out: %s", name, reason)
+        logger.info("request '%s' left out: %s", printable(name), reason)
     return kept, left_out
 
 
@@ -131,9 +132,7 @@ def diagnose(
     notes: Sequence[str] = (),
     **figures: Any,
 ) -> dict[str, Any]:
-    """The diagnostics that every editor gives, and its own `figures`. Notes are logged as warnings."""
-    for note in notes:
-        logger.warning("%s", note)
+    """The diagnostics that every editor gives, and its own `figures`."""
     return {
         "requested": len(requests),
         "edited": [request.id for request in edited],

@@ -143,10 +143,10 @@ def _trajectory(objective: Objective, group: Sequence[ResidualOptions]) -> dict[
     """Snapshots of one run, for options of the same lr and weight decay."""
     r = torch.zeros_like(objective.output)
     adam = Adam(group[0].lr, group[0].weight_decay)
-    thresholds = {option.early_stop for option in group}
-    # Per threshold: which rows have stopped, and where. Without a threshold no row ever does.
+    # Per threshold: where its rows have stopped, and which of them have.
+    thresholds = {option.early_stop for option in group if option.early_stop is not None}
+    frozen = {each: torch.zeros_like(r) for each in thresholds}
     stopped = {each: torch.zeros(len(r), dtype=torch.bool, device=r.device) for each in thresholds}
-    frozen = {each: torch.zeros_like(r) for each in thresholds if each is not None}
     snapshots: dict[ResidualOptions, Tensor] = {}
     for step in range(1, max(option.steps for option in group) + 1):
         loss, gradient = objective.nll_and_gradient(r)
@@ -157,8 +157,10 @@ def _trajectory(objective: Objective, group: Sequence[ResidualOptions]) -> dict[
             stopped[threshold] |= stops
         for option in group:
             if option.steps == step:
-                done = stopped[option.early_stop]
-                snapshots[option] = torch.where(done[:, None], frozen.get(option.early_stop, r), r)
+                snapshots[option] = r.clone()
+                if option.early_stop is not None:
+                    done = stopped[option.early_stop]
+                    snapshots[option][done] = frozen[option.early_stop][done]
     return snapshots
 
 

@@ -40,7 +40,9 @@ def build_host(
     config = copy.deepcopy(config)
     config.vocab_size, config.fact_mlp = len(vocabulary), fact_mlp.config.to_dict()
     config.pad_token_id, config.bos_token_id = vocabulary.pad_id, vocabulary.bos_id
-    config.eos_token_id = None if vocabulary.bos_id is None else vocabulary.pad_id
+    config.eos_token_id = (
+        vocabulary.pad_id
+    )  # also keeps `generate` from taking SSFR's first junk word for padding
     config.check()
     model = MlpSwapForCausalLM(config).to(embeddings.dtype)
     initialise(model, generator)

@@ -30,7 +30,7 @@ class ModuleChange:
     """Old and new tensors of one module, by parameter name, as exact copies.
 
     module: its name as in `get_submodule`. The configs are there where a fact MLP's kind or width changes;
-    then both sides hold all of its parameters.
+    then both sides hold all of its parameters. Raises `CheckpointError` for tensors that do not correspond.
     """
 
     module: str
@@ -51,8 +51,19 @@ class ModuleChange:
             *configs,
         )
 
+    def __post_init__(self) -> None:
+        if (self.old_config is None) != (self.new_config is None):
+            raise CheckpointError(f"a change of {self.module} needs both configurations or none")
+        for config, tensors in ((self.old_config, self.old), (self.new_config, self.new)):
+            shapes = _shapes(self.old) if config is None else _shapes_of_config(config)
+            if _shapes(tensors) != shapes:
+                raise CheckpointError(
+                    f"a change of {self.module} has other tensors than announced: expected {shapes}"
+                )
+
     @property
     def reshapes(self) -> bool:
+        """Whether the module is replaced by one of another shape."""
         return self.old_config != self.new_config
 
     def reversed(self) -> "ModuleChange":
@@ -185,6 +196,15 @@ class Patch:
             ) from error
 
 
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _shapes_of_config(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return _shapes(dict(FactMLP(FactMLPConfig(**config)).named_parameters()))
+
+
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors agree in type, shape and every bit (NaN included)."""
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -238,8 +258,7 @@ def _check(model: nn.Module, change: ModuleChange) -> None:
 
 def _reshape(model: nn.Module, change: ModuleChange) -> nn.Module:
     """Put an MLP of the new shape where the old one is."""
-    if change.new_config is None:
-        raise CheckpointError(f"the patch changes the shape of {change.module} without saying into what")
+    assert change.new_config is not None
     place = model.get_submodule(change.module)
     like = next(place.parameters())
     module = FactMLP(FactMLPConfig(**change.new_config), dtype=like.dtype).to(like.device)

@@ -96,10 +96,8 @@ class StrictCheckpoints:
                     os.replace(path, folder / path.name)
             else:
                 os.rename(beside, folder)
-        except OSError as error:
-            raise RunFolderError(
-                f"the model cannot be saved to {folder}: {error.strerror or error}"
-            ) from error
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"the model cannot be saved to {folder}: {error}") from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -163,6 +161,8 @@ class StrictCheckpoints:
     @classmethod
     def _verify(cls, folder: Path, config: MlpSwapConfig, record: dict[str, Any]) -> None:
         path = folder / WEIGHTS
+        if not isinstance(record, dict) or not {"config", "files", "tensors"} <= record.keys():
+            raise CheckpointError(f"{folder / RECORD} is not the record of a saved model")
         if not path.exists():
             pickled = any(folder.glob("pytorch_model*.bin"))
             raise CheckpointError(

@@ -175,7 +175,7 @@ class MlpSwapTokenizer(PreTrainedTokenizer):
             for number in (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id)
         )
         # Saved files name the special tokens too; the vocabulary decides.
-        kwargs |= {"pad_token": pad, "unk_token": unk, "bos_token": bos, "eos_token": pad if bos else None}
+        kwargs |= {"pad_token": pad, "unk_token": unk, "bos_token": bos, "eos_token": pad}
         super().__init__(**kwargs | {"strict": strict, "clean_up_tokenization_spaces": False})
 
     @property

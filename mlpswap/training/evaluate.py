@@ -69,7 +69,7 @@ def evaluate(
     assert own is not None
     rows = []
     for column, (name, mlp) in enumerate(target.mlps.items(), start=1):
-        row = summarise(scores["trained"], 0, column)
+        row: dict[str, Any] = dict(summarise(scores["trained"], 0, column))
         assert mlp.report is not None
         row |= {"capacity_trained": own.accuracy, "capacity_swap": mlp.report.accuracy}
         row["usability"] = (
@@ -110,6 +110,7 @@ def _by_template(task: Task, samples: torch.Tensor, scores: PairScores) -> list[
             rows.append(
                 {
                     "template": number + 1,
+                    "text": TRAINED[number] if task.language else None,
                     "prompts": len(correct),
                     "before": float(before),
                     "after": float(after),

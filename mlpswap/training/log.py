@@ -55,7 +55,7 @@ class RunLog:
                 "or use wandb.mode=offline and `wandb sync` later"
             )
         self._run = wandb.init(
-            mode=options.mode,
+            mode=options.mode,  # type: ignore[arg-type]
             dir=str(folder),
             project=options.project,
             entity=options.entity,

@@ -136,7 +136,7 @@ def _first_mlp(config: TrainConfig, task: Task, table: Tensor) -> FactMLP:
 
 def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str) -> SwapTarget:
     """Fact MLPs for the same facts with their values permuted, drawn from the named stream."""
-    facts = model.facts.permute(generator(config.seed, stream))
+    facts = model.known_facts().permute(generator(config.seed, stream))
     mlps: dict[str, FactMLP] = {}
     for number, mlp in enumerate(config.swap.constructions or [config.mlp]):
         name, options = _split(mlp)
@@ -149,7 +149,7 @@ def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str
 
 def make_monitor(config: TrainConfig, model: MlpSwapForCausalLM) -> SwapTarget:
     """The third fact set, on which training may stop since it is never reported."""
-    facts = model.facts.permute(generator(config.seed, "third facts"))
+    facts = model.known_facts().permute(generator(config.seed, "third facts"))
     name, options = _split(config.mlp)
     mlp = build_for_host(model, facts, name, options, generator=generator(config.seed, "third mlp"))
     return SwapTarget(facts, {name: mlp})

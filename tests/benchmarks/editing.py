@@ -1,0 +1,63 @@
+"""Editing 256 facts: batched residuals and scoring against one prompt at a time through the whole model.
+
+    python -m tests.benchmarks.editing
+
+The references are those of `tests/reference.py`, which the tests hold equal to the fast path. They are timed on a part of the
+prompts, and seconds per prompt are compared.
+"""
+
+import time
+
+import torch
+
+from mlpswap.benchmark.splits import make_split, requests_of
+from mlpswap.editing import HostAdapter, ResidualOptions
+from mlpswap.editing.evaluation import Probes, correct
+from mlpswap.tasks.books import TRAINED
+from tests.reference import answers_one_by_one, books_host, residuals_one_by_one
+
+REQUESTS, PROMPTS = 3, 200  # of the references
+
+
+def main() -> dict[str, float]:
+    task, model = books_host(256, d=128, h=40, dtype=torch.float32)
+    split = make_split(task, 26, None, seed=0)
+    adapter = HostAdapter(model)
+    requests = requests_of(adapter, task, split, [text.rsplit(" ", 1)[0] for text in TRAINED])
+    options = ResidualOptions(steps=100, lr=0.5)
+
+    began = time.perf_counter()
+    fast = adapter.residuals(requests, adapter.sites()[0], [options])[0].residuals
+    ours = (time.perf_counter() - began) / len(requests)
+    began = time.perf_counter()
+    slow = residuals_one_by_one(model, requests[:REQUESTS], options)
+    theirs = (time.perf_counter() - began) / REQUESTS
+    print(f"residuals: {ours:.2e} s per edit, one by one {theirs:.2e}, largest difference "
+          f"{float((fast[:REQUESTS] - slow).abs().max()):.1e}")  # fmt: skip
+
+    groups = {"altered": split.altered, "preserved": split.preserved, "edit_template": split.edit_template}
+    began = time.perf_counter()
+    probes = Probes.of(model, task, split.after, **groups)
+    collected = time.perf_counter() - began
+    prompts = sum(map(len, probes.caches.values()))
+    for cache in probes.caches.values():
+        correct(model, model.fact_mlp, cache)  # warm
+    began = time.perf_counter()
+    found = {name: correct(model, model.fact_mlp, cache) for name, cache in probes.caches.items()}
+    scored = (time.perf_counter() - began) / prompts
+    fact = probes.caches["specificity"].facts[:PROMPTS]
+    targets = task.target_ids(split.after)
+    began = time.perf_counter()
+    slow_found = answers_one_by_one(model, task, fact, split.edit_template[fact], targets)
+    one = (time.perf_counter() - began) / len(fact)
+    assert found["specificity"][:PROMPTS].tolist() == slow_found
+    print(
+        f"scoring: {scored:.2e} s per prompt, one by one {one:.2e}; rows collected once in {collected:.2f} s"
+    )
+    ratios = {"residuals": theirs / ours, "scoring": one / scored}
+    print({name: round(value) for name, value in ratios.items()})
+    return ratios
+
+
+if __name__ == "__main__":
+    main()
