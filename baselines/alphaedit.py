@@ -44,12 +44,13 @@ def null_dimension(values: Float[Tensor, " h"], threshold: float | None, energy:
     """q for ascending eigenvalues. Raises `ConfigError` unless one positive choice is made."""
     if (threshold is None) == (energy is None):
         raise ConfigError("give null_threshold or null_energy, one of the two")
-    if threshold is not None and threshold <= 0:
-        raise ConfigError(f"null_threshold must be positive: found {threshold}")
-    if energy is not None and not 0 < energy <= 1:
-        raise ConfigError(f"null_energy must be above 0 and at most 1: found {energy}")
-    if energy is None:
+    if threshold is not None:
+        if threshold <= 0:
+            raise ConfigError(f"null_threshold must be positive: found {threshold}")
         return int((values < threshold).sum())
+    assert energy is not None
+    if not 0 < energy <= 1:
+        raise ConfigError(f"null_energy must be above 0 and at most 1: found {energy}")
     positive = values.clamp(min=0)
     return int((positive.cumsum(0) <= energy * positive.sum()).sum())
 

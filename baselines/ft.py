@@ -105,7 +105,7 @@ class FineTuning:
         """Neither source fine-tunes, so both presets are ours: three learning rates times four boxes."""
         if preset not in ("released", "paper"):
             raise ConfigError(f"no grid '{preset}' of ft: there are released, paper")
-        points = product((5e-4, 5e-3, 5e-2), (5e-4, 5e-3, 5e-2, None))
+        points = product((5e-5, 5e-4, 5e-3), (5e-5, 5e-4, 5e-3, None))
         return [dict(zip(("lr", "clamp"), point, strict=True)) for point in points]
 
     def example(self, generator: torch.Generator) -> dict[str, Any]:

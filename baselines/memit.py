@@ -54,9 +54,7 @@ def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> Symmet
 class MemitConfig(ClippedConfig):
     """Settings of MEMIT."""
 
-    lam: float = option(
-        150.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1"
-    )
+    lam: float = option(1.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
     on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
 
     def __post_init__(self) -> None:

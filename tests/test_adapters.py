@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from mlpswap.editing import EditRequest, HostAdapter, Prompts
+from mlpswap.editing import EditRequest, HostAdapter, Prompts, requests_of
 from mlpswap.errors import FactsError, NonFiniteError, RequestError
 from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.modeling import MlpSwapForCausalLM
@@ -105,6 +105,20 @@ def test_requests_in_words(adapter):
 def test_unknown_names_are_refused_with_the_request(adapter, prompt, key, value, message):
     with pytest.raises(RequestError, match=f"request 'mine': .*{message}"):
         adapter.request(prompt, key, value, id="mine")
+
+
+def test_requests_from_a_task_are_those_in_words():
+    """Data sets go through ids, people through words: both must ask for the same."""
+    task, model = books_host()
+    adapter, facts = HostAdapter(model), torch.tensor([3, 5])
+    after = task.facts.alter({"k3": task.facts.value_of("k5"), "k5": task.facts.value_of("k3")})
+    batch = task.batch(facts, torch.tensor([0, 3]), targets=task.target_ids(after))
+    old = task.target_ids(task.facts)[facts]
+    assert requests_of(batch, ["k3", "k5"], old) == [
+        ask(adapter, 3, 5, TEMPLATES[0]),
+        ask(adapter, 5, 3, TEMPLATES[1]),
+    ]
+    assert requests_of(batch, ["k3", "k5"])[0].old_target_ids is None
 
 
 def test_malformed_requests_are_refused():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mlpswap_baselines.memit import Memit, MemitConfig
 
 from mlpswap.editing import HostAdapter, statistics_of
 from mlpswap.editing.evaluation import (
@@ -27,7 +28,6 @@ from mlpswap.model.patch import ModuleChange, Patch
 from mlpswap.randomness import generator
 from mlpswap.tasks import ssfr_task
 from mlpswap.tasks.base import IGNORE
-from mlpswap_baselines.memit import Memit, MemitConfig
 from tests.reference import answers_one_by_one, books_host, facts_host
 
 ALTERED, PRESERVED = torch.arange(4), torch.arange(4, 12)

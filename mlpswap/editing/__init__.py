@@ -16,7 +16,7 @@ from mlpswap.editing.editor import (
 )
 from mlpswap.editing.host import HostAdapter
 from mlpswap.editing.moments import SecondMoment, SymmetricFactor, exact
-from mlpswap.editing.requests import EditRequest, Prompts
+from mlpswap.editing.requests import EditRequest, Prompts, requests_of
 from mlpswap.editing.residuals import (
     Adam,
     Objective,
@@ -53,6 +53,7 @@ __all__ = [
     "exact",
     "moment_at",
     "optimise_residuals",
+    "requests_of",
     "statistics_of",
     "the_site",
 ]

@@ -41,7 +41,7 @@ class ResidualConfig(EditConfig):
     """Settings of the residual optimisation."""
 
     steps: int = option(25, "Adam steps of each residual, >= 1; published: 10, 25, 100")
-    lr: float = option(0.5, "Adam's learning rate, > 0; published: 0.005, 0.05, 0.5")
+    lr: float = option(0.05, "Adam's learning rate, > 0; published: 0.005, 0.05, 0.5")
     on_nonfinite: str = option(
         "drop", "NaN or infinity in a request's key, residual or loss: 'drop' or 'raise'"
     )
@@ -89,10 +89,8 @@ class Writer:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """The requests that can be written, with their keys and residuals in columns, and why the others
-    cannot.
-    """
+class Gathered:
+    """The requests that can be written, with their keys and residuals in columns, and who was refused why."""
 
     requests: tuple[EditRequest, ...]
     keys: Float[Tensor, "h N"]
@@ -110,7 +108,7 @@ def gather(
     site: int,
     config: ResidualConfig,
     options: Sequence[ResidualOptions],
-) -> Batch:
+) -> Gathered:
     """Keys and residuals for `config`, whose options are among `options`. The batch may be empty.
 
     All options go to the adapter at once, so that they share trajectories; it remembers the runs. Raises
@@ -119,7 +117,7 @@ def gather(
     kept, refused = check_requests(adapter, requests, config.on_conflict)
     if not kept:
         nothing = torch.zeros(0, 0, dtype=torch.float64)
-        return Batch((), nothing, nothing, nothing.flatten(), refused)
+        return Gathered((), nothing, nothing, nothing.flatten(), refused)
     keys = exact(adapter.keys(adapter.prompts(kept), site))
     run = adapter.residuals(kept, site, options)[options.index(config.residual_options)]
     residuals, losses = exact(run.residuals), exact(run.losses)
@@ -132,12 +130,13 @@ def gather(
             refused[request.id] = "NaN or infinity in its key, residual or loss"
             if config.on_nonfinite == "raise":
                 raise NonFiniteError(f"request '{request.id}': {refused[request.id]}")
-    return Batch(tuple(compress(kept, sound)), keys[sound].T, residuals[sound].T, losses[sound], refused)
+    return Gathered(tuple(compress(kept, sound)), keys[sound].T, residuals[sound].T, losses[sound], refused)
 
 
 class ClosedFormEditor:
-    """Optimise residuals, clip them, write them. Editors differ in `writer`, which reads `writer_fields` of
-    the config.
+    """Optimise residuals, clip them, write them.
+
+    Editors differ in `writer`, which reads only the fields `writer_fields` of its config.
     """
 
     name: str
@@ -191,7 +190,7 @@ class ClosedFormEditor:
         weight = exact(adapter.weight(site))
         cache = state.caches.get(site) if state else None
         options = list(dict.fromkeys(config.residual_options for config in configs))
-        batches: dict[tuple, Batch] = {}
+        batches: dict[tuple, Gathered] = {}
         writers: dict[tuple, Writer] = {}
         for config in configs:
             asked = (config.residual_options, config.on_conflict, config.on_nonfinite)

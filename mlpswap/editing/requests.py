@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mlpswap.errors import ConfigError, RequestError
+from mlpswap.tasks.base import Batch
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,18 @@ class EditRequest:
     def unchanged(self) -> bool:
         """Whether the request is known to ask for what the model says already."""
         return self.old_target_ids == self.target_ids
+
+
+def requests_of(
+    batch: Batch, ids: Sequence[str], old_targets: Int[Tensor, " B"] | None = None
+) -> list[EditRequest]:
+    """One request for each prompt of a task: that its last token be followed by its last label."""
+    before = [None] * len(batch) if old_targets is None else [(token,) for token in old_targets.tolist()]
+    rows = zip(ids, batch.input_ids, batch.attention_mask, batch.labels[:, -1].tolist(), before, strict=True)
+    return [
+        EditRequest(each, tuple(tokens[real].tolist()), int(real.sum()) - 1, (target,), old)
+        for each, tokens, real, target, old in rows
+    ]
 
 
 @dataclass(frozen=True, eq=False)

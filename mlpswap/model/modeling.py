@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -30,6 +30,7 @@ from mlpswap.model.lookup import FactLookup
 from mlpswap.model.saving import StrictCheckpoints
 
 Ids = Int[Tensor, "B T"]
+Mask = Bool[Tensor, "B T"] | Int[Tensor, "B T"]
 Vectors = Float[Tensor, "*n d"]
 EPS = 1e-20  # rms(E[t]) must not depend on the length of the rows of E
 
@@ -64,7 +65,7 @@ def rope(x: Float[Tensor, "B H T w"], positions: Ids, theta: float) -> Float[Ten
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
-def last_real(attention_mask: Ids) -> Int[Tensor, " B"]:
+def last_real(attention_mask: Mask) -> Int[Tensor, " B"]:
     """Index of each row's last real token: T - 1 where the padding is on the left."""
     return attention_mask.shape[1] - 1 - attention_mask.int().flip(1).argmax(dim=1)
 
@@ -168,7 +169,7 @@ class MlpSwapModel(nn.Module):
         self.h = nn.ModuleList(Block(config, i == config.n_layer - 1) for i in range(config.n_layer))
 
     def forward(
-        self, input_ids: Ids, attention_mask: Ids | None, position_ids: Ids | None, last_only: bool
+        self, input_ids: Ids, attention_mask: Mask | None, position_ids: Ids | None, last_only: bool
     ) -> Attended:
         """See `MlpSwapForCausalLM.attend`."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -229,7 +230,7 @@ class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, Generat
     def attend(
         self,
         input_ids: Ids,
-        attention_mask: Ids | None = None,
+        attention_mask: Mask | None = None,
         position_ids: Ids | None = None,
         *,
         last_only: bool = False,
@@ -272,7 +273,7 @@ class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, Generat
     def forward(
         self,
         input_ids: Ids,
-        attention_mask: Ids | None = None,
+        attention_mask: Mask | None = None,
         position_ids: Ids | None = None,
         labels: Ids | None = None,
         logits_to_keep: int = 0,
