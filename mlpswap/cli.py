@@ -104,7 +104,12 @@ class _Help(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    arguments = parser().parse_args(argv)
+    top = parser()
+    # Overrides may stand before, between and after the flags, which argparse alone does not allow.
+    arguments, later = top.parse_known_args(argv)
+    if strange := [word for word in later if word.startswith("-")]:
+        top.error(f"unknown flag {strange[0]}")
+    words = [*arguments.words, *later]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own bar is enough
     verb = VERBS[arguments.verb]
     handler = logging.StreamHandler(sys.stderr)
@@ -113,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for noisy in ("httpx", "urllib3", "filelock", "fsspec", "datasets", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        config = load_config(load(verb.schema), arguments.config, _keys(arguments.verb, arguments.words))
+        config = load_config(load(verb.schema), arguments.config, _keys(arguments.verb, words))
         run: Callable[..., Any] = load(verb.run)
         flags = {flag: getattr(arguments, flag) for flag in verb.flags}
         run(config, config_name=arguments.config, **flags)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mlpswap import registry
+from mlpswap.config import build_options
 from mlpswap.constructions import FactMLP, FactMLPConfig, build_fact_mlp
-from mlpswap.editing import EditRequest, ResidualOptions
+from mlpswap.editing import EditRequest, HostAdapter, ResidualOptions, statistics_of
 from mlpswap.facts import FactSet
 from mlpswap.model.build import build_host
 from mlpswap.model.configuration import MlpSwapConfig
@@ -153,3 +155,42 @@ def facts_host(
         rows.to(dtype),
         generator=generator(0, "host"),
     )
+
+
+ALTERED = 3
+
+
+class Bench:
+    """An exam: a host, requests that rotate the values of its first facts, and statistics of the others."""
+
+    def __init__(self, **host):
+        self.model = facts_host(**host)
+        self.adapter = HostAdapter(self.model)
+        self.facts = self.model.facts
+        chosen = self.facts.keys[:ALTERED]
+        self.wanted = dict(zip(chosen, map(self.facts.value_of, chosen[1:] + chosen[:1]), strict=True))
+        self.requests = [self.ask(key, value) for key, value in self.wanted.items()]
+        self.preserved = self.facts.keys[ALTERED:]
+        self.statistics = statistics_of(self.adapter, self.prompts(self.preserved))
+
+    def ask(self, key, value, **options):
+        return self.adapter.request("{key}", key, value, **options)
+
+    def prompts(self, keys):
+        requests = [self.ask(key, self.facts.value_of(key)) for key in keys]
+        return self.adapter.prompts(requests)
+
+    def answers(self, keys):
+        tokens = HostAdapter(self.model).predict(self.prompts(keys))
+        return [self.model.vocabulary.entries[token][1] for token in tokens.tolist()]
+
+    def edit(self, name, requests=None, **options):
+        editor = registry.get(registry.EDITORS, name)
+        options = editor.example(generator(0, "example")) | options
+        return editor.edit(
+            self.adapter,
+            self.requests if requests is None else requests,
+            build_options(editor.Config, options, name),
+            statistics=self.statistics,
+            generator=generator(0, name),
+        )

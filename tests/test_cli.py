@@ -48,6 +48,18 @@ def test_a_mistake_gets_one_sentence_that_names_it(capsys, tmp_path, monkeypatch
     assert named in _fails(capsys, *words)
 
 
+def test_overrides_may_stand_anywhere_among_the_flags(capsys):
+    assert main(["facts", "show=1", "--debug", "facts.count=3", "show=2"]) == 0
+    assert capsys.readouterr().out.count(" -> ") == 2
+
+
+def test_an_unknown_flag_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["facts", "--shw", "show=1"])
+    assert stop.value.code == 2
+    assert "--shw" in capsys.readouterr().err
+
+
 def test_debug_shows_the_traceback(capsys):
     assert main(["train", "--debug", "training.stepz=3"]) == 2
     assert "Traceback" in capsys.readouterr().err

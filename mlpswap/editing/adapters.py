@@ -77,17 +77,13 @@ class Adapter(Protocol):
         requests: Sequence[EditRequest] = (),
         bias: Float[Tensor, " d"] | None = None,
     ) -> Patch:
-        """The change W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or
-        infinity.
-        """
+        """W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or infinity."""
         ...
 
 
 @runtime_checkable
 class FactAdapter(Protocol):
-    """What a model offers beyond `Adapter` if it knows its facts by name and can have its fact MLP
-    rebuilt.
-    """
+    """What a model offers beyond `Adapter` if it knows its facts by name and can rebuild its fact MLP."""
 
     @property
     def facts(self) -> FactSet: ...
@@ -109,9 +105,7 @@ class FactAdapter(Protocol):
         options: dict[str, Any],
         generator: torch.Generator,
     ) -> FactMLP:
-        """A fact MLP for this model that stores `facts`; the kind and width of the one in place by
-        default.
-        """
+        """A fact MLP for this model that stores `facts`; by default of the kind and width in place."""
         ...
 
     def replace(self, mlp: FactMLP, *, editor: str, facts: FactSet) -> Patch:

@@ -30,6 +30,7 @@ from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import EditRequest
 from mlpswap.editing.residuals import ResidualOptions, clip_residuals
 from mlpswap.errors import ConfigError, NonFiniteError, RequestError
+from mlpswap.facts import printable
 
 logger = logging.getLogger(__name__)
 
@@ -124,12 +125,13 @@ def gather(
     sound = keys.isfinite().all(dim=1) & residuals.isfinite().all(dim=1) & losses.isfinite()
     helpless = sound & exact((run.first_gradients == 0) & (run.first_losses > 0)).bool()
     for request, ok, no_influence in zip(kept, sound.tolist(), helpless.tolist(), strict=True):
+        where = f"request '{printable(request.id)}'"
         if no_influence:
-            raise RequestError(f"request '{request.id}': the edited token has no influence on the prediction")
+            raise RequestError(f"{where}: the edited token has no influence on the prediction")
         if not ok:
             refused[request.id] = "NaN or infinity in its key, residual or loss"
             if config.on_nonfinite == "raise":
-                raise NonFiniteError(f"request '{request.id}': {refused[request.id]}")
+                raise NonFiniteError(f"{where}: {refused[request.id]}")
     return Gathered(tuple(compress(kept, sound)), keys[sound].T, residuals[sound].T, losses[sound], refused)
 
 

@@ -27,9 +27,7 @@ Statistics = Mapping[int, SecondMoment]  # by site
 
 @dataclass(frozen=True, eq=False)
 class EditorState:
-    """What an editor carries from one batch of edits to the next: by site, the summed outer products of
-    edited keys.
-    """
+    """What an editor carries from batch to batch: by site, the summed outer products of edited keys."""
 
     caches: Mapping[int, Float[Tensor, "h h"]]
 

@@ -121,9 +121,7 @@ def top(
 def mean_over_facts(
     outcomes: Bool[Tensor, " n"], facts: Int[Tensor, " n"], among: Int[Tensor, " m"] | None = None
 ) -> float:
-    """Mean over facts of each fact's mean outcome; `among` restricts it to some facts. NaN if there is
-    none.
-    """
+    """Mean over facts (those in `among`, if given) of each fact's mean outcome; NaN without any fact."""
     if among is not None:
         chosen = torch.isin(facts, among.to(facts.device))
         outcomes, facts = outcomes[chosen], facts[chosen]
@@ -150,8 +148,9 @@ def score_geometric(efficacy: float, paraphrase: float, specificity: float) -> f
 
 @dataclass(frozen=True, eq=False)
 class Probes:
-    """The prompts that score one set of edits, by the name of their score; `old` is the old value for each
-    row of "efficacy".
+    """The prompts that score one set of edits, by the name of the score.
+
+    `old` is the token of the old value for each row of "efficacy".
     """
 
     caches: Mapping[str, PromptCache]
@@ -169,8 +168,10 @@ class Probes:
         edit_template: Int[Tensor, " F"],
         names: Sequence[str] = CORE,
     ) -> "Probes":
-        """Prompts of a task whose facts `altered` become those of `after`. `edit_template[i]` is the
-        template of fact i's edit prompt; all other trained templates are its paraphrases.
+        """Prompts of a task whose facts `altered` become those of `after`.
+
+        `edit_template[i]` is the template of fact i's edit prompt; all other trained ones are its paraphrases.
+        Only the caches of `names` are made: "specificity_paraphrase" has as many rows as all others together.
         """
         targets = task.target_ids(after)
         caches = {}
@@ -214,9 +215,7 @@ def scores(
 
 @dataclass(frozen=True, eq=False)
 class LanguageCache:
-    """Rows at every position that predicts anything but the value, the token wanted there, and whether that
-    is no key.
-    """
+    """Rows at every position that predicts no value, the token wanted there, and whether that is a word."""
 
     rows: Rows
     wanted: Int[Tensor, " n"]
@@ -249,9 +248,7 @@ class LanguageCache:
 def nonfact_change(
     model: MlpSwapForCausalLM, before: FactMLP, after: FactMLP, cache: LanguageCache
 ) -> dict[str, float]:
-    """Cross-entropy of the tokens that are no facts, before and after, on the same prompts: the four
-    `nonfact_*` ratios.
-    """
+    """Cross-entropy of the tokens that are no values, before and after, on the same prompts, and its ratios."""
     losses = [token_nll(model, cache.rows.mixed(mlp), cache.wanted).double() for mlp in (before, after)]
     change = {}
     for name, chosen in (("nonfact", torch.ones_like(cache.word)), ("nonfact_word", cache.word)):

@@ -1,6 +1,4 @@
-"""Edit requests and prompts, as token ids. Text is turned into ids elsewhere, by the one function of the
-model at hand.
-"""
+"""Edit requests and prompts, as token ids. Turning text into ids is the business of the model's adapter."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mlpswap.errors import ConfigError, RequestError
+from mlpswap.facts import printable
 from mlpswap.tasks.base import Batch
 
 
@@ -31,13 +30,14 @@ class EditRequest:
     group: str | None = None
 
     def __post_init__(self) -> None:
+        where = f"request '{printable(self.id)}'"
         if not self.prompt_ids:
-            raise RequestError(f"request '{self.id}': the prompt is empty")
+            raise RequestError(f"{where}: the prompt is empty")
         if not self.target_ids:
-            raise RequestError(f"request '{self.id}': the target is empty")
+            raise RequestError(f"{where}: the target is empty")
         if not 0 <= self.key_position < len(self.prompt_ids):
             raise RequestError(
-                f"request '{self.id}': key_position {self.key_position} lies outside of the prompt's "
+                f"{where}: key_position {self.key_position} lies outside of the prompt's "
                 f"{len(self.prompt_ids)} tokens"
             )
 
@@ -99,7 +99,9 @@ def merge_requests(
     ids = [request.id for request in requests]
     if len(set(ids)) != len(ids):
         twice = sorted({each for each in ids if ids.count(each) > 1})
-        raise RequestError(f"ids of requests must be distinct: {', '.join(twice[:8])} stand more than once")
+        raise RequestError(
+            f"ids of requests must be distinct: {', '.join(map(printable, twice[:8]))} stand more than once"
+        )
     last = dict(zip(subjects, requests, strict=True))
     kept: dict[tuple[int, ...], EditRequest] = {}
     left_out: dict[str, str] = {}
@@ -116,7 +118,7 @@ def merge_requests(
             kept[prompt] = request
     if clashes and on_conflict == "error":
         raise RequestError(
-            f"requests {', '.join(clashes)} ask for different targets of the same fact; "
+            f"requests {', '.join(map(printable, clashes))} ask for different targets of the same fact; "
             "keep one, or set on_conflict=last"
         )
     return list(kept.values()), left_out
