@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlpswap.errors import RunFolderError
+from mlpswap.errors import CheckpointError, RunFolderError
 
 SCHEMA = 1
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
@@ -54,6 +54,37 @@ def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool =
     except OSError as error:
         raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
     return folder
+
+
+def require_same_config(folder: Path, config: dict[str, Any], *, free: tuple[str, ...] = ()) -> None:
+    """Refuse to resume a run under other settings; keys that start with one of `free` may differ.
+
+    A folder without `config.yaml` holds nothing to go on from, and passes. Raises `CheckpointError` naming the keys.
+    """
+    import yaml
+
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return
+    old = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    new = dict(_flat(config))
+    changed = [
+        f"{key} (was {old.get(key)}, now {new.get(key)})"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(free)
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{path}: the run cannot be resumed under other settings: {', '.join(changed)}; use another output_dir"
+        )
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix[:-1], tree
 
 
 @contextmanager

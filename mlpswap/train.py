@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
-from mlpswap.errors import CheckpointError
 from mlpswap.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ def train(
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import open_run_folder, write_text
+    from mlpswap.runs import open_run_folder, require_same_config, write_text
     from mlpswap.training import setup
     from mlpswap.training.log import RunLog
 
@@ -47,12 +46,11 @@ def train(
     if resume and (folder / "results.json").exists():
         logger.warning("%s is finished; nothing to resume", folder)
         return folder
-    if main:
-        if resume and (folder / "config.yaml").exists():
-            check_same_config(folder / "config.yaml", config)
-        write_text(folder / "config.yaml", to_yaml(config))
-    accelerator.wait_for_everyone()
+    if resume:
+        require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
     model, task = setup.open_host(config, folder, resume=resume, write=main)
+    if main:
+        write_text(folder / "config.yaml", to_yaml(config))
     start = found(folder, accelerator, config) if resume else None
     log = RunLog(folder, from_step=start[1].step if start else 0) if main else None
     try:
@@ -130,31 +128,6 @@ def run(
         figures = write_report(folder)
     log.summarise({name: value for name, value in outcome.metrics.items() if value is not None}, figures)
     return outcome.metrics
-
-
-def check_same_config(path: Path, config: TrainConfig) -> None:
-    """Refuse to resume a run under other settings. Raises `CheckpointError` naming the keys."""
-    import yaml
-
-    old = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8"))))
-    new = dict(_flat(to_plain(config)))
-    changed = [
-        f"{key} (was {old.get(key)}, now {new.get(key)})"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(FREE_ON_RESUME)
-    ]
-    if changed:
-        raise CheckpointError(
-            f"{path}: the run cannot be resumed under other settings: {', '.join(changed)}; use another output_dir"
-        )
-
-
-def _flat(tree: Any, prefix: str = ""):
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}{key}.")
-    else:
-        yield prefix[:-1], tree
 
 
 def print_summary(folder: Path, metrics: dict[str, Any]) -> None:

@@ -13,8 +13,14 @@ import tests.shapes  # noqa: F401  the hook finds it by name
 # Annotations like Float[Tensor, "F d"] are checked on every call here, and cost nothing in production.
 install_import_hook(
     [
-        "mlpswap.constructions", "mlpswap.metrics", "mlpswap.editing.moments", "mlpswap_baselines",
-        "mlpswap.model.modeling", "mlpswap.model.lookup", "mlpswap.model.build", "mlpswap.model.swap",
+        "mlpswap.constructions",
+        "mlpswap.metrics",
+        "mlpswap.editing.moments",
+        "mlpswap_baselines",
+        "mlpswap.model.modeling",
+        "mlpswap.model.lookup",
+        "mlpswap.model.build",
+        "mlpswap.model.swap",
         "mlpswap.model.patch",
     ],  # fmt: skip
     "tests.shapes.check",

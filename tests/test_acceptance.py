@@ -164,7 +164,7 @@ def _steps(log):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_one_training_step_and_one_edit_on_the_gpu_equal_the_cpu(trained):
-    from mlpswap.benchmark.run import the_task
+    from mlpswap.benchmark.base import the_task
     from mlpswap.editing import HostAdapter, statistics_of
     from mlpswap.model import MlpSwapForCausalLM
     from mlpswap.registry import EDITORS, get

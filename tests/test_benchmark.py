@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from mlpswap.benchmark.base import the_task
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.run import benchmark, the_task, with_ridge
+from mlpswap.benchmark.run import benchmark, with_ridge
 from mlpswap.benchmark.splits import make_split
 from mlpswap.config import load_config
 from mlpswap.editing import SecondMoment

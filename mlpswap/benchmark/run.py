@@ -4,7 +4,6 @@ Two rows sum up a grid: `oracle`, the best setting chosen and reported on the sa
 chosen on one half of the facts and reported on the other.
 """
 
-import json
 import logging
 import math
 import time
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from mlpswap.benchmark.base import base_run, language_cache, read_base, regime, the_task
 from mlpswap.benchmark.config import BenchmarkConfig
+from mlpswap.benchmark.show import headline, print_table, show_answers
 from mlpswap.benchmark.splits import Split, make_split, requests_of
-from mlpswap.config import build_options, load_config, to_plain, to_yaml
+from mlpswap.config import build_options, to_plain, to_yaml
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing import EditRequest, EditResult, HostAdapter, Prompts, Statistics, statistics_of
 from mlpswap.editing.evaluation import (
-    CORE,
     PROBES,
     SCORER,
     LanguageCache,
@@ -31,21 +31,26 @@ from mlpswap.editing.evaluation import (
     outcomes,
     patched_fact_mlp,
     scores,
-    top,
 )
 from mlpswap.errors import ConfigError, SingularMomentError
 from mlpswap.model import Patch
+from mlpswap.model.find import load_host, model_folder
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get
-from mlpswap.runs import open_run_folder, progress_interval, results, write_json, write_text
-from mlpswap.tasks import Task, books_task
+from mlpswap.runs import (
+    open_run_folder,
+    progress_interval,
+    require_same_config,
+    results,
+    write_json,
+    write_text,
+)
+from mlpswap.tasks import Task
 from mlpswap.tasks.books import TRAINED
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "single_layer"
-ANSWERS = 10  # altered facts in the report's table of answers
-LANGUAGE_PROMPTS = 2048  # prompts on which the tokens that are no facts are measured
 
 
 @dataclass
@@ -68,8 +73,6 @@ def benchmark(
     config: BenchmarkConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:
     """Train the base if none is given, run all editors, and write rows, predictions, patches and the report."""
-    from mlpswap.commands.models import load_host
-
     began = time.perf_counter()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -77,10 +80,14 @@ def benchmark(
     folder = Path(
         config.output_dir or Path("runs") / (Path(config_name).stem if config_name else "benchmark")
     )
+    if config.model is not None:
+        model_folder(config.model)
     open_run_folder(folder, resume=resume, overwrite=overwrite)
     if resume and (folder / "results.json").exists():
         logger.warning("%s is finished; nothing to resume", folder)
         return folder
+    if resume:
+        require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
     write_text(folder / "config.yaml", to_yaml(config))
     base = base_run(config, folder)
     trained = time.perf_counter()
@@ -105,8 +112,7 @@ def benchmark(
                 rows += found
     content = results(
         "benchmark", to_plain(config), headline(rows), rows, time.perf_counter() - began,
-        base=_read_json(base / "results.json"),
-        base_metrics=_read_lines(base / "metrics.jsonl"),
+        **read_base(base),
         regime=regime(model),
         answers=answers,
         notes=sorted({note for row in rows for note in row["notes"]}),
@@ -138,46 +144,6 @@ def settings_of(entry: dict[str, Any]) -> tuple[Any, list[Any]]:
     return editor, [build_options(editor.Config, options, where)]
 
 
-def base_run(config: BenchmarkConfig, folder: Path) -> Path:
-    """The folder of the host to edit; trains `base` with this run's seed into `base/` where no model is given."""
-    if config.model is not None:
-        return Path(config.model)
-    from mlpswap.train import train
-    from mlpswap.training.config import TrainConfig
-
-    base = folder / "base"
-    overrides = [f"seed={config.seed}", f"output_dir={json.dumps(str(base))}"]
-    if config.threads is not None:
-        overrides.append(f"threads={config.threads}")
-    options = load_config(TrainConfig, config.base, overrides)
-    return train(options, config_name=config.base, resume=(base / "config.yaml").exists())
-
-
-def the_task(model: Any) -> Task:
-    """The books task of a saved host. Raises `ConfigError` for a host that was trained on anything else."""
-    if model.vocabulary.bos_id is None:
-        raise ConfigError("the benchmark edits sentences: the model is a host of SSFR, which has none")
-    task = books_task(model.facts)
-    if task.vocabulary.entries != model.vocabulary.entries:
-        raise ConfigError("the model's vocabulary is not that of the packaged templates")
-    return task
-
-
-def language_cache(model: Any, task: Task, seed: int) -> LanguageCache:
-    """A sample of prompts on which the cross-entropy of the other tokens is compared."""
-    draw = generator(seed, "language prompts")
-    samples = torch.randperm(task.population, generator=draw)[:LANGUAGE_PROMPTS]
-    fact, template = task.pairs(samples)
-    batch = task.batch(fact, template, targets=task.target_ids(task.facts))
-    return LanguageCache.of(model, batch, task.key_ids)
-
-
-def regime(model: Any) -> dict[str, Any]:
-    """How tight the base is: with h at or above the number of facts, one linear solve edits any of them."""
-    shape, facts = model.fact_mlp.config, len(model.facts)
-    return {"facts": facts, "d": shape.d, "h": shape.h, "kind": shape.kind, "loose": shape.h >= facts}
-
-
 def run_split(
     run: Run, split: Split, editors: Sequence[tuple[str, Any, list[Any]]], predictions: Any, bar: tqdm
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -185,8 +151,10 @@ def run_split(
     began = time.perf_counter()
     model, task, adapter = run.model, run.task, run.adapter
     groups = {
-        "altered": split.altered, "preserved": split.preserved, "edit_template": split.edit_template
-    }  # fmt: skip
+        "altered": split.altered,
+        "preserved": split.preserved,
+        "edit_template": split.edit_template,
+    }
     probes = Probes.of(model, task, split.after, **groups, names=PROBES)
     requests = requests_of(adapter, task, split, [text.rsplit(" ", 1)[0] for text in TRAINED])
     statistics = statistics_of(adapter, preserved_prompts(task, split)) if len(split.preserved) else None
@@ -212,7 +180,8 @@ def run_split(
         best_mlps[name] = patched_fact_mlp(model, best["oracle"][2])
         save_patch(run, split, name, best["oracle"][2])
         run.clock(name, began)
-    return rows, show_answers(run, split, probes, best_mlps, predictions)
+    count = run.config.predictions
+    return rows, show_answers(model, task, split, probes, best_mlps, count, predictions)
 
 
 def with_ridge(config: Any, statistics: Statistics | None) -> Any:
@@ -309,65 +278,3 @@ def save_patch(run: Run, split: Split, name: str, patch: Patch) -> None:
     folder.mkdir(exist_ok=True)
     if not patch.is_empty:
         patch.save(folder / f"{name}_{len(split.altered)}.safetensors")
-
-
-def show_answers(
-    run: Run, split: Split, probes: Probes, mlps: dict[str, Any], predictions: Any
-) -> list[dict[str, Any]]:
-    """Answers of each editor's best setting, for the report; the top five of each go to `predictions.jsonl`."""
-    entries = run.task.vocabulary.entries
-    shown = []
-    for kind, probe in (("altered", "efficacy"), ("preserved", "specificity")):
-        cache = probes.caches[probe][slice(0, run.config.predictions)]
-        best = {name: top(run.model, mlp, cache)[0].tolist() for name, mlp in mlps.items()}
-        for place, fact in enumerate(cache.facts.tolist()):
-            key = run.task.facts.keys[fact]
-            prompt = TRAINED[int(split.edit_template[fact])].rsplit(" ", 1)[0].replace("{book}", key)
-            old, wanted = run.task.facts.value_of(key), entries[int(cache.wanted[place])][1]
-            for name in mlps:
-                five = [entries[token][1] for token in best[name][place]]
-                line = {"editor": name, "altered": len(split.altered), "kind": kind, "prompt": prompt,
-                        "wanted": wanted, "top": five}  # fmt: skip
-                predictions.write(json.dumps(line, ensure_ascii=False) + "\n")
-            says = {name: entries[best[name][place][0]][1] for name in mlps}
-            shown.append(
-                {"kind": kind, "prompt": prompt, "key": key, "old": old, "wanted": wanted, "by_editor": says}
-            )
-    return [line for line in shown if line["kind"] == "altered"][:ANSWERS] + [
-        line for line in shown if line["kind"] == "preserved"
-    ][: ANSWERS // 2]
-
-
-def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """The harmonic score of each editor's oracle row, by share: what a table of runs would hold."""
-    return {
-        f"{row['editor']}_score_harmonic_{row['altered']}": row["score_harmonic"]
-        for row in rows
-        if row["selection"] == "oracle"
-    }
-
-
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """The best setting of each editor, for whoever stands at the terminal."""
-    print(f"{'editor':10} {'altered':>7} {'efficacy':>9} {'paraphr.':>9} {'specific.':>9} {'harmonic':>9} "
-          f"{'non-fact':>9} {'selected':>9}")  # fmt: skip
-    halves = {(r["editor"], r["altered"]): r["score_harmonic"] for r in rows if r["selection"] == "selected"}
-    for row in rows:
-        if row["selection"] == "oracle":
-            numbers = [row[name] for name in (*CORE, "score_harmonic", "nonfact_ce_ratio")]
-            numbers.append(halves[row["editor"], row["altered"]])
-            print(f"{row['editor']:10} {row['altered']:7} " + " ".join(f"{_shown(n):>9}" for n in numbers))
-
-
-def _shown(number: float | None) -> str:
-    return "-" if number is None or math.isnan(number) else f"{number:.3f}"
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _read_lines(path: Path) -> list[Any]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -7,7 +7,7 @@ from mlpswap.facts import printable
 
 
 def ask(config: AskConfig, **_: Any) -> None:
-    from mlpswap.commands.models import load_host
+    from mlpswap.model.find import load_host
 
     model = load_host(config.model)
     model.tokenizer.strict = config.strict

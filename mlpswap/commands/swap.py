@@ -9,8 +9,8 @@ from mlpswap.facts import FactSet, printable
 
 
 def swap(config: SwapConfig, *, overwrite: bool = False, **_: Any) -> None:
-    from mlpswap.commands.models import load_host
     from mlpswap.model import MlpSwapForCausalLM, swap_fact_mlp
+    from mlpswap.model.find import load_host
     from mlpswap.tasks.books import TRAINED, fill
 
     assert config.output_dir is not None

@@ -25,19 +25,20 @@ def build_fact_mlp(
     strict: bool = False,
     **options: Any,
 ) -> FactMLP:
-    """Build an MLP g with argmax_j <g(k_i), v_j> = mapping[i]; `report` of the result says how far it succeeded.
+    """Build an MLP g with argmax_j <g(k_i), v_j> = mapping[i]; `report` of the result says how far it
+    succeeded.
 
     construction: a registered name; `options` are the fields of its `Config` (`mlpswap list` shows them).
     competitors: rows, none of them a value, whose scores must lose as well: the rest of a host's vocabulary.
-    strict: raise `InfeasibleConstructionError` if not every fact is stored.
-    Raises `RegistryError`, `ConfigError` and `DegenerateKeysError` (equal or zero keys, named by index) besides.
+    strict: raise `InfeasibleConstructionError` if not every fact is stored. Raises `RegistryError`,
+    `ConfigError` and `DegenerateKeysError` (equal or zero keys, named by index) besides.
     """
     maker = registry.get(registry.CONSTRUCTIONS, construction)
     config = build_options(maker.Config, options, f"construction '{construction}'")
     mlp = maker.build(keys, values, mapping, config, competitors=competitors, generator=generator)
     if strict and mlp.report.capacity < 1:
         raise InfeasibleConstructionError(
-            f"'{construction}' with h = {mlp.config.h} stores {mlp.report.capacity:.2%} of {len(keys)} facts, "
-            f"not all: smallest margin {mlp.report.margin:.3g}"
+            f"'{construction}' with h = {mlp.config.h} stores {mlp.report.capacity:.2%} of {len(keys)} "
+            f"facts, not all: smallest margin {mlp.report.margin:.3g}"
         )
     return mlp

@@ -4,9 +4,8 @@ A fact MLP computes (arXiv 2512.00207, section 2)
 
     gated:      g(x) = B (act(G x + b_G) * (A x + b_A)) + b_B
     non-gated:  g(x) = B act(A x + b_A) + b_B
-
-with G, A of shape (h, d) and B of shape (d, h). A fact i is stored if the value of f(i) has strictly the largest score
-<g(k_i), v_j> of all values; a tie is a failure.
+ with G, A of shape (h, d) and B of shape (d, h). A fact i is stored if the value of f(i) has strictly the
+largest score <g(k_i), v_j> of all values; a tie is a failure.
 """
 
 import logging
@@ -84,11 +83,11 @@ class FactMLPConfig:
 class BuildReport:
     """What a construction achieved, measured through the finished module after its last cast.
 
-    accuracy: share of facts stored, over the values; `accuracy_vocabulary`: over values and competitors, None where no
-    competitors were given; margin: smallest difference between the right score and the best wrong one among the values;
-    parameters: dense count; seconds: wall time of the build; wrong: indices of the facts that are not stored;
-    details: bits_per_parameter (F log2 n_v bits over the dense count; trained networks hold about 2, closed forms less)
-    and figures of the construction's own.
+    accuracy: share of facts stored, over the values; `accuracy_vocabulary`: over values and competitors, None
+    where no competitors were given; margin: smallest difference between the right score and the best wrong
+    one among the values; parameters: dense count; seconds: wall time of the build; wrong: indices of the
+    facts that are not stored; details: bits_per_parameter (F log2 n_v bits over the dense count; trained
+    networks hold about 2, closed forms less) and figures of the construction's own.
     """
 
     construction: str
@@ -126,8 +125,8 @@ class ZeroLinear(nn.Linear):
 class FactMLP(nn.Module):
     """An MLP (..., d) -> (..., d) that stores facts. Its weights do not train inside a host.
 
-    `gate` is G (None where not gated), `up` is A, `down` is B; all zero until a construction or a checkpoint fills them.
-    `report` is None for an MLP that was loaded.
+    `gate` is G (None where not gated), `up` is A, `down` is B; all zero until a construction or a checkpoint
+    fills them. `report` is None for an MLP that was loaded.
     """
 
     report: BuildReport | None
@@ -162,8 +161,9 @@ class FactMLP(nn.Module):
 class Construction(Protocol):
     """A way to make a fact MLP. Pure: it changes none of its arguments.
 
-    `Config` is a dataclass whose fields carry their help text (`mlpswap.config.option`); `h: int | None` and, where the
-    construction offers several, `kind: str` are fields of that name, so that a swap can default to the MLP in place.
+    `Config` is a dataclass whose fields carry their help text (`mlpswap.config.option`); `h: int | None` and,
+    where the construction offers several, `kind: str` are fields of that name, so that a swap can default to
+    the MLP in place.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Construction(Protocol):
         ...
 
     def example(self, generator: torch.Generator) -> dict[str, Any]:
-        """Keyword arguments of `build`, all but `generator`, at a small size at which it stores every fact."""
+        """Arguments of `build`, all but `generator`: a small set of which it stores every fact."""
         ...
 
 
@@ -198,11 +198,13 @@ def check_inputs(keys: Tensor, values: Tensor, mapping: Tensor, competitors: Ten
     """
     if keys.ndim != 2 or values.ndim != 2 or keys.shape[1] != values.shape[1]:
         raise InfeasibleConstructionError(
-            f"keys (F, d) and values (n_v, d) must share d: found {tuple(keys.shape)} and {tuple(values.shape)}"
+            "keys (F, d) and values (n_v, d) must share d: "
+            f"found {tuple(keys.shape)} and {tuple(values.shape)}"
         )
     if mapping.shape != keys.shape[:1] or len(keys) == 0:
         raise InfeasibleConstructionError(
-            f"mapping needs one entry for each of {len(keys)} keys, one at least: found shape {tuple(mapping.shape)}"
+            f"mapping needs one entry for each of {len(keys)} keys, one at least: "
+            f"found shape {tuple(mapping.shape)}"
         )
     if mapping.min() < 0 or mapping.max() >= len(values):
         raise InfeasibleConstructionError(
@@ -242,7 +244,8 @@ def margins(
 ) -> Float[Tensor, " F"]:
     """Score of the right row minus the best wrong one, for each key; positive means stored.
 
-    With a single value there is no wrong row and the margin is infinite. Rows equal to the right one count as wrong.
+    With a single value there is no wrong row and the margin is infinite. Rows equal to the right one count as
+    wrong.
     """
     return torch.cat([margin for margin, _ in _margin_chunks(mlp, keys, values, mapping, values[:0], chunk)])
 
@@ -272,7 +275,7 @@ def _margin_chunks(
 def stores_all(
     mlp: Callable[[Tensor], Tensor], keys: Tensor, values: Tensor, mapping: Tensor, competitors: Tensor
 ) -> bool:
-    """Whether every fact has a positive margin over values and competitors (0 rows: none). Ends at the first failure."""
+    """Whether all margins over values and competitors (0 rows: none) are positive; ends at the first miss."""
     return all(
         bool((margin > 0).all()) for _, margin in _margin_chunks(mlp, keys, values, mapping, competitors)
     )
@@ -329,7 +332,7 @@ def finish(
     competitors: Tensor | None = None,
     details: dict[str, Any] | None = None,
 ) -> FactMLP:
-    """The last steps of every construction: cast to the dtype of the keys, match the output norm if wanted, measure.
+    """The last steps of a construction: cast to the keys' dtype, match the output norm if wanted, measure.
 
     started: `time.perf_counter()` at the start of the build.
     """
@@ -352,4 +355,4 @@ def match_output_norm(mlp: FactMLP, keys: Tensor, values: Tensor) -> None:
     factor = values.norm(dim=1).mean() / mlp(keys).norm(dim=1).mean()
     if torch.isfinite(factor) and factor > 0:
         for parameter in mlp.down.parameters():
-            parameter *= factor
+            parameter.mul_(factor)

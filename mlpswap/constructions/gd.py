@@ -1,14 +1,14 @@
-"""Fact MLPs trained by gradient descent (arXiv 2512.00207, A.1.3), with a recipe that needs tens to hundreds of steps.
+"""Fact MLPs trained by gradient descent (arXiv 2512.00207, A.1.3), with a recipe of tens to hundreds of steps.
 
-Adam, a cosine schedule, keys of norm sqrt(d) (folded into G and A afterwards), and one of two objectives:
+Adam with a cosine schedule, on keys of norm sqrt(d) (folded into G and A afterwards). Two objectives:
 
-    ce:   cross-entropy of sqrt(d) <g(k_i), v_j> over candidate rows j. Full batch with all values as candidates up to
-          2,048 facts; minibatches with in-batch negatives beyond, so that no F x F logits arise. Each step adds as many
-          random competitors as it has facts, their logits corrected by log(rows / sampled).
-    mse:  squared error to the values v_f(i), B started from ridge least squares.
+    ce:   cross-entropy of sqrt(d) <g(k_i), v_j> over candidate rows j. Up to 2,048 facts the batch holds them all
+          and the candidates are all values. Beyond, a minibatch competes among its own values, so that no F x F
+          logits arise. Each step adds as many random competitors as it has facts.
+    mse:  squared error to the values v_f(i), with B started from ridge least squares.
 
-The two square roots of d and the large rate are what makes it cheap. Noise on the keys in training buys tolerance to the
-inexact keys that a transformer's attention hands over.
+The two square roots of d and the large rate are what makes it cheap. Noise on the keys in training buys tolerance
+to the inexact keys that a transformer's attention hands over.
 """
 
 import math
@@ -94,11 +94,11 @@ def recipe(config: GradientDescentConfig, facts: int) -> Recipe:
 
 
 def default_width(config: GradientDescentConfig, facts: int, rows: int, d: int) -> int:
-    """A width with which the recipe stores isotropic embeddings completely, with reserve, against `rows` rows.
+    """A width with which isotropic embeddings are stored completely against `rows` rows, with some reserve.
 
-    F log2(rows) bits at half a bit per parameter, where 2 can be reached (1.4 with relu), and 32 at least. Squared error
-    asks for all d coordinates of every value: 0.75 F d parameters at least. Bilinear features have rank d (d + 1) / 2, a
-    bound that no width lifts.
+    F log2(rows) bits at half a bit per parameter, where 2 can be reached (1.4 with relu), and 32 at least.
+    Squared error asks for all d coordinates of every value: 0.75 F d parameters at least. Bilinear features
+    have rank d (d + 1) / 2, a bound that no width lifts.
     """
     matrices = 3 if KINDS[config.kind][1] else 2
     width = math.ceil(facts * math.log2(max(rows, 2)) / (0.5 * matrices * d))
@@ -108,7 +108,12 @@ def default_width(config: GradientDescentConfig, facts: int, rows: int, d: int) 
 
 
 class GradientDescent:
-    """Construction `gd` (module docstring). Trains in float32 on the device of the keys."""
+    """MLPs of every kind, trained by gradient descent: the fewest parameters.
+
+    Trains in float32 on the device of the keys. Only bilinear MLPs ignore the length of a key; the others are
+    built for the lengths given. The mean lengths of keys and values are divided out first, so that units do not
+    matter.
+    """
 
     name = "gd"
     Config = GradientDescentConfig
@@ -123,10 +128,7 @@ class GradientDescent:
         competitors: Float[Tensor, "n_c d"] | None = None,
         generator: torch.Generator,
     ) -> FactMLP:
-        """See `Construction.build`. Only bilinear MLPs ignore the length of a key: the others are built for the norms given.
-
-        Mean norms of keys and values are divided out before training, so units do not matter.
-        """
+        """See `Construction.build`. In training, values that no key maps to are competitors too."""
         started = time.perf_counter()
         check_inputs(keys, values, mapping, competitors)
         facts, d = keys.shape
@@ -175,11 +177,11 @@ def train(
     config: GradientDescentConfig,
     generator: torch.Generator,
 ) -> dict[str, Any]:
-    """Train `mlp` in place on keys of norm about sqrt(d) and rows of norm about 1; returns steps and last loss."""
+    """Train `mlp` in place, on keys of norm about sqrt(d) and rows of norm about 1; returns steps and loss."""
     facts, d = x.shape
     plan = recipe(config, facts)
-    wanted_by_none = torch.ones(len(values), dtype=torch.bool, device=x.device).index_fill_(0, mapping, False)
-    others = torch.cat([values[wanted_by_none], competitors])  # rows that no fact may point to
+    unused = torch.ones(len(values), dtype=torch.bool, device=x.device).index_fill_(0, mapping, False)
+    others = torch.cat([values[unused], competitors])  # rows that no fact wants
     noise = config.noise * math.sqrt(d / (facts * math.log(max(facts, 2))))
     may_stop = config.objective == "ce" and not config.noise
     if config.objective == "mse":
@@ -222,16 +224,14 @@ def candidate_loss(
     logits = y @ values[candidates].T  # (B, candidates)
     if len(others):
         count = min(len(y), len(others))
-        sample = torch.randperm(len(others), generator=generator, device=generator.device)[:count].to(
-            y.device
-        )
-        correction = math.log(len(others) / count)
-        logits = torch.cat([logits, y @ others[sample].T + correction], dim=1)
+        order = torch.randperm(len(others), generator=generator, device=generator.device)
+        sampled = others[order[:count].to(y.device)]
+        logits = torch.cat([logits, y @ sampled.T + math.log(len(others) / count)], dim=1)
     return F.cross_entropy(logits, target)
 
 
 def draw_batches(facts: int, size: int, generator: torch.Generator) -> Iterator[Int[Tensor, " B"]]:
-    """All facts each time if there are no more than `size`; else random batches, without replacement in each pass."""
+    """All facts each time if `size` allows; else random batches, without replacement within each pass."""
     if facts <= size:
         while True:
             yield torch.arange(facts)
@@ -243,5 +243,5 @@ def draw_batches(facts: int, size: int, generator: torch.Generator) -> Iterator[
 def disturb(x: Float[Tensor, "B d"], noise: float, generator: torch.Generator) -> Float[Tensor, "B d"]:
     """Add uniform directions of `noise` times a row's norm, then restore the norm."""
     norms = x.norm(dim=1, keepdim=True)
-    moved = x + noise * norms * spherical(*x.shape, generator).to(x.device)
+    moved = x + noise * norms * spherical(len(x), x.shape[1], generator).to(x.device)
     return moved * (norms / moved.norm(dim=1, keepdim=True))

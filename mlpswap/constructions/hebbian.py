@@ -1,9 +1,8 @@
 """Hebbian fact MLPs: bilinear features and a read-out in closed form; nothing is trained.
 
     phi(x) = (A x) * (G x),   g(x) = B phi(x),   targets t_i = v_f(i)
-
-The plain read-out adds up value times feature, fact by fact. The whitened one is the least-squares solution. The
-data-dependent MLP first fits G, then A, to the facts through the frozen plain read-out, and then whitens.
+ The plain read-out adds up value times feature, fact by fact. The whitened one is the least-squares solution.
+The data-dependent MLP first fits G, then A, to the facts through the frozen plain read-out, and then whitens.
 """
 
 import math
@@ -50,7 +49,10 @@ class HebbianConfig:
 
 
 class Hebbian:
-    """Construction `hebbian` (module docstring): kind bilinear, 3 d h numbers, float64 until the last cast."""
+    """Bilinear MLPs in closed form, without training.
+
+    Float64 until the last cast. Only the directions of keys matter, since bilinear features are homogeneous.
+    """
 
     name = "hebbian"
     Config = HebbianConfig
@@ -66,10 +68,7 @@ class Hebbian:
         competitors: Float[Tensor, "n_c d"] | None = None,
         generator: torch.Generator,
     ) -> FactMLP:
-        """See `Construction.build`. Only the keys' directions matter, since bilinear features are homogeneous.
-
-        `competitors` are measured, not used: least squares asks for the value itself, which beats them unasked.
-        """
+        """See `Construction.build`. Competitors are measured, not used: least squares asks for the value itself."""
         started = time.perf_counter()
         check_inputs(keys, values, mapping, competitors)
         facts, d = keys.shape
@@ -123,8 +122,8 @@ def fit_features(
 ) -> tuple[Float[Tensor, "h d"], Float[Tensor, "h d"], list[dict[str, float]]]:
     """Fit G given A, then A given the new G, through the plain read-out of the features that came in.
 
-    Returns A, G and {iterations, residual} of both fits. With `rescale` each fitted row is brought to norm sqrt(d). Large
-    fits run in float32: the read-out that follows mends what they leave.
+    Returns A, G and {iterations, residual} of both fits. With `rescale` each fitted row is brought to norm
+    sqrt(d). Large fits run in float32: the read-out that follows mends what they leave.
     """
     h, d = a.shape
     single = h * d > FLOAT32_UNKNOWNS
@@ -174,7 +173,8 @@ def conjugate_gradients(
     tolerance: float,
     iterations: int,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Solve operator(x) = right for a symmetric positive definite operator, with its diagonal as preconditioner.
+    """Solve operator(x) = right for a symmetric positive definite operator, with its diagonal as
+    preconditioner.
 
     Starts from zero; ends when the residual is below `tolerance` of `right`, or after `iterations`.
     """
@@ -197,10 +197,10 @@ def conjugate_gradients(
 def default_width(variant: str, facts: int, values: int, d: int) -> int:
     """A width with which isotropic embeddings of width d are stored completely, with some reserve.
 
-    Whitened random features: see `expected_accuracy`, here the smallest of F right scores must beat the largest of n_v
-    noise scores, by 2.5 standard deviations. Fitted features need less than half as much, two thirds are taken. Wider
-    than d (d + 1) / 2, the rank of the features, helps neither. Plain: 8 F, good while F is well below d^3 / 200; more
-    facts than that it cannot store at any width.
+    Whitened random features: see `expected_accuracy`, here the smallest of F right scores must beat the
+    largest of n_v noise scores, by 2.5 standard deviations. Fitted features need less than half as much, two
+    thirds are taken. Wider than d (d + 1) / 2, the rank of the features, helps neither. Plain: 8 F, good
+    while F is well below d^3 / 200; more facts than that it cannot store at any width.
     """
     if variant == "plain":
         return 8 * facts

@@ -8,10 +8,10 @@ RIDGE = 1e-6  # relative to the mean diagonal of the matrix that is inverted
 
 
 def ridge_readout(phi: Float[Tensor, "F h"], targets: Float[Tensor, "F d"]) -> Float[Tensor, "d h"]:
-    """B = argmin sum_i ||B phi_i - t_i||^2 + ridge ||B||^2, where ridge is 1e-6 of the Gram matrix's mean diagonal.
+    """B = argmin sum_i ||B phi_i - t_i||^2 + ridge ||B||^2, ridge = 1e-6 of the Gram matrix's mean diagonal.
 
-    Solves the smaller of the two equivalent systems, h x h or F x F. Expects float64: features outnumber their rank as
-    soon as h > d (d + 1) / 2 (bilinear), and the ridge alone then keeps the matrix definite.
+    Solves the smaller of the two equivalent systems, h x h or F x F. Expects float64: features outnumber
+    their rank as soon as h > d (d + 1) / 2 (bilinear), and the ridge alone then keeps the matrix definite.
     """
     primal = phi.shape[1] <= phi.shape[0]
     gram = phi.T @ phi if primal else phi @ phi.T

@@ -1,4 +1,4 @@
-"""Find the host that a command is about."""
+"""From the path that a user gives to the host that lies there: a saved model, or the run folder that holds one."""
 
 from pathlib import Path
 from typing import Any
