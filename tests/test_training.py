@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from mlpswap.errors import CheckpointError, InfeasibleConstructionError, RunFolderError
@@ -234,6 +235,28 @@ def test_a_finished_run_is_not_run_again(trained, caplog):
     _train(trained, resume=True)
     assert "nothing to resume" in caplog.text
     assert (trained / "results.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["host.qk=linear", "host.norm=learned"],
+        ["host.residual=true", "host.value_output=learned", "host.n_head=4", "host.n_layer=2"],
+        ["host.mixture=false", "training.mixed_precision=bf16"],
+        ["training.negatives=16", "training.shuffle_offvalue=false", "training.weight_decay=0.1"],
+        ["mlp={construction: gd, kind: relu, h: 64}", "swap.constructions=[{construction: hebbian, h: 96}]"],
+    ],
+    ids=lambda options: options[0],
+)
+def test_every_option_of_the_ablation_trains_and_survives_the_disk(tmp_path, options):
+    """The paper's ablation must be within reach: each switch trains a few steps, saves, reloads and swaps."""
+    AcceleratorState._reset_state()  # accelerate keeps one precision for the life of a process
+    folder = train_run(
+        tmp_path / "run", "training.steps=12", "training.eval_every=0", "evaluation.pairs=16", *options
+    )
+    results = json.loads((folder / "results.json").read_text())
+    AcceleratorState._reset_state()
+    assert all(math.isfinite(row["nonfact_ce_ratio"]) for row in results["rows"])
 
 
 def test_a_fact_mlp_that_stores_too_little_stops_the_run(tmp_path):
