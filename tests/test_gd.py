@@ -115,13 +115,13 @@ def test_minibatches_reach_what_a_full_batch_does():
 
 
 def test_training_with_noise_buys_tolerance():
-    """The same facts and width: noisy keys are recalled far better by the MLP that was trained on such keys."""
+    """Same facts, width and number of steps: an MLP trained on noisy keys recalls such keys far better."""
     keys, values, mapping = facts(256, 32)
     unit = math.sqrt(32 / (256 * math.log(256)))
     near = disturb(keys, unit, generator(9))
-    exact, tolerant = (train((keys, values, mapping), h=32, noise=noise) for noise in (0.0, 1.0))
+    exact, tolerant = (train((keys, values, mapping), h=16, noise=noise) for noise in (1e-6, 1.0))
     recall = [float((margins(mlp, near, values, mapping) > 0).double().mean()) for mlp in (exact, tolerant)]
-    assert recall[1] > 0.99 > recall[0]
+    assert recall[1] > 0.95 > 0.85 > recall[0]
 
 
 def test_noise_keeps_lengths_and_turns_by_the_asked_amount():

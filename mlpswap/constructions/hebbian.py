@@ -200,7 +200,7 @@ def default_width(variant: str, facts: int, values: int, d: int) -> int:
     """A width with which isotropic embeddings of width d are stored completely, with some reserve.
 
     Whitened: a quarter more than where `expected_accuracy` foresees a hundredth of a single failure. Data-dependent:
-    half as much, a good half of which would do. Wider than d (d + 1) / 2, the rank of the features, helps neither.
+    half as much, 0.6 of which would do. Wider than d (d + 1) / 2, the rank of the features, helps neither.
     Plain: 8 F, good while F is well below d^3 / 200; more facts than that it cannot store at any width.
     """
     if variant == "plain":
