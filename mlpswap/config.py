@@ -6,6 +6,7 @@ the key's full name.
 
 import dataclasses
 import difflib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
@@ -88,8 +89,11 @@ def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[
                 OmegaConf.update(merged, text.split("=", 1)[0], {}, merge=False)
             merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([text]))
         where = str(path) if path is not None else "configuration"
+        _require_finite(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except (OmegaConfBaseException, YAMLError) as error:
+    except ConfigError:
+        raise
+    except (OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
 
 
@@ -103,9 +107,22 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
 
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
+        _require_finite(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
+
+
+def _require_finite(content: Any, where: str, key: str = "") -> None:
+    """No setting means anything as NaN or infinity, and most would fail late. Raises `ConfigError` naming the key."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            _require_finite(value, where, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, list):
+        for place, value in enumerate(content):
+            _require_finite(value, where, f"{key}[{place}]")
+    elif isinstance(content, float) and not math.isfinite(content):
+        raise ConfigError(f"{where}: {key} = {content}: expected a finite number")
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from mlpswap.errors import CheckpointError, RunFolderError
 
 SCHEMA = 1
+_EARLY = {"checkpoints", "base"}  # what a run may have written before its config.yaml
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
 
@@ -37,6 +38,13 @@ def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool =
                 f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
             )
         shutil.rmtree(folder)
+    foreign = (
+        sorted(path.name for path in folder.iterdir() if path.name not in _EARLY) if folder.exists() else []
+    )
+    if foreign and not (folder / "config.yaml").is_file():
+        raise RunFolderError(
+            f"output_dir {folder} holds other files, such as {foreign[0]}; choose an empty folder"
+        )
     if folder.exists() and not resume:
         if (folder / "results.json").exists():
             raise RunFolderError(

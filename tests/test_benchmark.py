@@ -102,6 +102,15 @@ def test_predictions_hold_the_top_five_of_every_editor(run):
     assert all(len(line["top"]) == 5 for line in lines)
 
 
+def test_an_editor_may_stand_twice_with_other_options(trained, tmp_path):
+    folder = _benchmark(
+        tmp_path / "run", trained, "splits=[{altered: 3}]",
+        "editors=[{name: rome, steps: 1}, {name: swap}, {name: rome, steps: 100, lr: 0.5}]",
+    )  # fmt: skip
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert [row["editor"] for row in rows if row["selection"] == "grid"] == ["rome", "swap", "rome-2"]
+
+
 def test_splits_are_disjoint_and_permute_among_the_altered(model):
     task = the_task(model)
     split = make_split(task, 6, 20, seed=3)

@@ -41,6 +41,11 @@ def _fails(capsys, *words):
         (["list", "cats"], "cats"),
         (["validate", "nothing.yaml"], "nothing.yaml"),
         (["build", "mlp={h: 3}"], "construction"),
+        (["train", "training.lr=.nan"], "training.lr"),
+        (["train", "training.weight_decay=.inf"], "training.weight_decay"),
+        (["train", "mlp={construction: gd, noise: .inf}"], "mlp.noise"),
+        (["train", "mlp=[1, 2]"], "mlp"),
+        (["ask", " ", "model=x"], "prompt"),
     ],
 )
 def test_a_mistake_gets_one_sentence_that_names_it(capsys, tmp_path, monkeypatch, words, named):
@@ -142,6 +147,7 @@ def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):
 def test_ask_gives_the_best_answers_and_can_be_strict(trained, capsys):
     assert main(["ask", "The writer of Emma is", f"model={trained}", "top=3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+    assert "tokens" in _fails(capsys, "ask", "The " * 300, f"model={trained}")
     assert "zyx" in _fails(capsys, "ask", "The zyx of Emma is", f"model={trained}", "strict=true")
 
 

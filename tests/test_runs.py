@@ -21,6 +21,15 @@ def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
     assert list(open_run_folder(folder, overwrite=True).iterdir()) == []
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    """Else a later --overwrite, seeing a run there, would delete them."""
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunFolderError, match=r"thesis\.tex"):
+        open_run_folder(tmp_path)
+    (tmp_path / "early" / "checkpoints").mkdir(parents=True)
+    assert open_run_folder(tmp_path / "early", resume=True) == tmp_path / "early"
+
+
 def test_overwrite_never_deletes_what_is_not_a_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(RunFolderError, match="holds no run"):

@@ -76,7 +76,8 @@ def benchmark(
     began = time.perf_counter()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    editors = [(str(entry["name"]), *settings_of(entry)) for entry in config.editors]  # fails before any work
+    labels = labels_of([str(entry["name"]) for entry in config.editors])
+    editors = [(label, *settings_of(entry)) for label, entry in zip(labels, config.editors, strict=True)]
     folder = Path(
         config.output_dir or Path("runs") / (Path(config_name).stem if config_name else "benchmark")
     )
@@ -127,6 +128,14 @@ def benchmark(
         write_report(folder)
         print(f"report: {folder / 'report.html'}")
     return folder
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """The editors' names in the table; the second of one name, with other options, gets a number."""
+    return [
+        name if names.index(name) == place else f"{name}-{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]
 
 
 def settings_of(entry: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -61,6 +61,8 @@ class AskConfig:
 
     def __post_init__(self) -> None:
         _required(self, "model", "prompt")
+        if not str(self.prompt).strip():
+            raise ConfigError("prompt is empty; expected words, as in prompt='The writer of Emma is'")
         if self.top < 1:
             raise ConfigError(f"top = {self.top}: expected at least 1")
 

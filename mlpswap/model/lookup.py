@@ -66,7 +66,10 @@ class FactLookup:
         ids = torch.tensor([self.tokenizer.encode(prompt)], device=self.lm_head.weight.device)
         if ids.numel() == 0:
             raise FactsError("there is nothing to continue: the prompt is empty")
-        best = self(ids, logits_to_keep=1).logits[0, -1].topk(k)  # type: ignore[operator]
+        longest = self.config.n_positions  # type: ignore[attr-defined]
+        if ids.shape[1] > longest:
+            raise FactsError(f"the prompt has {ids.shape[1]} tokens: the model takes at most {longest}")
+        best = self(ids, logits_to_keep=1).logits[0, -1].topk(min(k, len(entries)))  # type: ignore[operator]
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(entries[token][1], logit) for token, logit in pairs]
 
