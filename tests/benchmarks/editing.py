@@ -60,4 +60,5 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # two threads beside other load wait for each other, and distort the ratio
     main()
