@@ -43,11 +43,11 @@ def train(
     if main:
         open_run_folder(folder, resume=resume, overwrite=overwrite)
     accelerator.wait_for_everyone()
+    if resume:
+        require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
     if resume and (folder / "results.json").exists():
         logger.warning("%s is finished; nothing to resume", folder)
         return folder
-    if resume:
-        require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
     model, task = setup.open_host(config, folder, resume=resume, write=main)
     if main:
         write_text(folder / "config.yaml", to_yaml(config))

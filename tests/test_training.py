@@ -234,6 +234,8 @@ def test_a_finished_run_is_not_run_again(trained, caplog):
         _train(trained)
     _train(trained, resume=True)
     assert "nothing to resume" in caplog.text
+    with pytest.raises(CheckpointError, match=r"training.steps \(was 300, now 400\)"):
+        _train(trained, "training.steps=400", resume=True)  # to extend it is not to resume it
     assert (trained / "results.json").stat().st_mtime_ns == before
 
 

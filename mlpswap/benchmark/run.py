@@ -84,11 +84,11 @@ def benchmark(
     if config.model is not None:
         model_folder(config.model)
     open_run_folder(folder, resume=resume, overwrite=overwrite)
+    if resume:
+        require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
     if resume and (folder / "results.json").exists():
         logger.warning("%s is finished; nothing to resume", folder)
         return folder
-    if resume:
-        require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
     write_text(folder / "config.yaml", to_yaml(config))
     base = base_run(config, folder)
     trained = time.perf_counter()
