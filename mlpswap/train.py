@@ -5,6 +5,7 @@ mlpswap train --config books_tiny                                     # the same
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
+from mlpswap.errors import ConfigError
 from mlpswap.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,12 @@ def train(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     accelerator = Accelerator(mixed_precision=config.training.mixed_precision)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != accelerator.num_processes:
+        raise ConfigError(
+            f"{launched} processes were started, but accelerate sees {accelerator.num_processes}, so each would train a run of "
+            "its own in the same folder; without GPUs set ACCELERATE_USE_CPU=true"
+        )
     main = accelerator.is_main_process
     folder = Path(config.output_dir) if config.output_dir else setup.default_output_dir(config_name)
     if main:

@@ -34,12 +34,18 @@ def place(tmp_path_factory):
 
 def _run(command: str) -> None:
     words = shlex.split(command, comments=True)
+    settings = {}
+    while "=" in words[0]:
+        name, _, settings[name] = words.pop(0).partition("=")
     if words[0] == "make":
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
-    elif words[0] == "accelerate":
-        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    elif words[0] in ("accelerate", "torchrun"):
+        environment = os.environ | settings | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
+        if words[0] == "torchrun":
+            progress = next(Path("runs/ssfr_two/checkpoints").glob("step_*")) / "progress.json"
+            assert '"processes": 2' in progress.read_text()
     else:
         assert words[0] == "mlpswap", command
         assert main(words[1:] + (LESS if words[1] == "benchmark" else [])) == 0

@@ -9,7 +9,7 @@ import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from mlpswap.errors import CheckpointError, InfeasibleConstructionError, RunFolderError
+from mlpswap.errors import CheckpointError, ConfigError, InfeasibleConstructionError, RunFolderError
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapForCausalLM, Patch
 from mlpswap.randomness import generator
@@ -226,6 +226,14 @@ def test_resuming_under_other_settings_is_refused_with_the_keys(trained, tmp_pat
     folder = _interrupted(trained, tmp_path, 200)
     with pytest.raises(CheckpointError, match=r"training.lr \(was 0.003, now 0.1\)"):
         _train(folder, "training.lr=0.1", resume=True)
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(tmp_path, monkeypatch):
+    """Two launched processes that accelerate takes for one each would race for the same files."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="ACCELERATE_USE_CPU"):
+        train_run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_is_not_run_again(trained, caplog):
