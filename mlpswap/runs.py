@@ -21,8 +21,17 @@ _EARLY = {"checkpoints", "base"}  # what a run may have written before its confi
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
 
-def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool = False) -> Path:
+def open_run_folder(
+    path: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    inputs: tuple[str | Path | None, ...] = (),
+) -> Path:
     """Create the folder of a run, or take it up again. Fails in the first second rather than at the end.
+
+    With `overwrite` an earlier run is moved aside, to `.NAME.replaced`, and is not deleted before `drop_replaced`: so a new run
+    that fails can give it back with `restore_replaced`. `inputs` are files that the new run reads, which must lie elsewhere.
 
     Raises `RunFolderError` if it cannot be written, if it holds a finished run and neither `resume` nor `overwrite` is
     set, or if it holds an unfinished run that would be mixed up with a new one.
@@ -37,7 +46,13 @@ def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool =
             raise RunFolderError(
                 f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
             )
-        shutil.rmtree(folder)
+        for given in inputs:
+            if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
+                raise RunFolderError(
+                    f"{given} lies in output_dir {folder}, which --overwrite replaces; choose another folder"
+                )
+        drop_replaced(folder)
+        os.rename(folder, _replaced(folder))
     foreign = (
         sorted(path.name for path in folder.iterdir() if path.name not in _EARLY) if folder.exists() else []
     )
@@ -62,6 +77,22 @@ def open_run_folder(path: str | Path, *, resume: bool = False, overwrite: bool =
     except OSError as error:
         raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
     return folder
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
+
+
+def drop_replaced(folder: Path) -> None:
+    """Delete the run that `--overwrite` moved aside, once the new one stands on its own feet."""
+    shutil.rmtree(_replaced(folder), ignore_errors=True)
+
+
+def restore_replaced(folder: Path) -> None:
+    """Give the moved run back after the new one failed to start; nothing happens if there is none."""
+    if _replaced(folder).is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(_replaced(folder), folder)
 
 
 def require_same_config(folder: Path, config: dict[str, Any], *, free: tuple[str, ...] = ()) -> None:

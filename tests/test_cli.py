@@ -1,6 +1,7 @@
 """The command line: one sentence and exit code 2 for every mistake, and the small verbs."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,38 @@ def test_list_shows_what_there_is(capsys):
         out = capsys.readouterr().out
         assert wanted in out
         assert "BROKEN" not in out
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "facts.path=/nope.csv",
+        "mlp={construction: zz}",
+        "mlp={construction: gd, h: 1}",
+        "facts.path=HERE/own.csv",
+    ],
+)
+def test_overwrite_loses_nothing_when_the_new_run_cannot_start(trained, tmp_path, capsys, mistake):
+    """The finished run, and a fact file inside of it, are still there after the mistake."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "own.csv").write_text("book,author\nA,B\n")
+    before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    words = ["train", "--overwrite", f"output_dir={folder}", "facts.count=9", "wandb.mode=disabled"]
+    _fails(capsys, *words, mistake.replace("HERE", str(folder)))
+    assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
+    _fails(
+        capsys, "benchmark", "--overwrite", f"model={folder}", f"output_dir={folder}", "splits=[{altered: 2}]"
+    )
+    _fails(
+        capsys,
+        "benchmark",
+        "--overwrite",
+        f"model={trained}",
+        f"output_dir={folder}",
+        "splits=[{altered: 999}]",
+    )
+    assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
 
 
 def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mlpswap.errors import RunFolderError
-from mlpswap.runs import open_run_folder, replacing, results, write_json
+from mlpswap.runs import drop_replaced, open_run_folder, replacing, restore_replaced, results, write_json
 
 
 def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
@@ -19,6 +19,11 @@ def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
         open_run_folder(folder)
     assert open_run_folder(folder, resume=True) == folder
     assert list(open_run_folder(folder, overwrite=True).iterdir()) == []
+    restore_replaced(folder)
+    assert (folder / "results.json").exists()
+    open_run_folder(folder, overwrite=True)
+    drop_replaced(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

@@ -38,9 +38,11 @@ from mlpswap.model.find import load_host, model_folder
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get
 from mlpswap.runs import (
+    drop_replaced,
     open_run_folder,
     progress_interval,
     require_same_config,
+    restore_replaced,
     results,
     write_json,
     write_text,
@@ -83,22 +85,27 @@ def benchmark(
     )
     if config.model is not None:
         model_folder(config.model)
-    open_run_folder(folder, resume=resume, overwrite=overwrite)
+    open_run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,))
     if resume:
         require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
     if resume and (folder / "results.json").exists():
         logger.warning("%s is finished; nothing to resume", folder)
         return folder
-    write_text(folder / "config.yaml", to_yaml(config))
-    base = base_run(config, folder)
-    trained = time.perf_counter()
-    model = load_host(base)
-    task = the_task(model)
-    adapter = HostAdapter(model)
-    splits = [  # fails before any work
-        make_split(task, each["altered"], each.get("preserved"), config.seed, derange=config.derange)
-        for each in config.splits
-    ]
+    try:
+        write_text(folder / "config.yaml", to_yaml(config))
+        base = base_run(config, folder)
+        trained = time.perf_counter()
+        model = load_host(base)
+        task = the_task(model)
+        adapter = HostAdapter(model)
+        splits = [  # fails before any editor runs
+            make_split(task, each["altered"], each.get("preserved"), config.seed, derange=config.derange)
+            for each in config.splits
+        ]
+    except BaseException:
+        restore_replaced(folder)
+        raise
+    drop_replaced(folder)
     run = Run(config, folder, model, task, adapter, language_cache(model, task, config.seed))
     run.seconds |= {"base": trained - began, "collect": time.perf_counter() - trained}
     rows: list[dict[str, Any]] = []
