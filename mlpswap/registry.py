@@ -41,7 +41,10 @@ class Entry:
         try:
             thing = self.point.load()
             thing = thing() if isinstance(thing, type) else thing
-        except Exception as error:  # a plug-in may fail in any way; the reason is passed on in one sentence
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a plug-in may fail in any way; the reason is passed on in one sentence
             raise RegistryError(
                 f"{noun} '{self.name}' of {self.distribution} {self.version} cannot be loaded: "
                 f"{type(error).__name__}: {error}"

@@ -53,6 +53,7 @@ def open_run_folder(
                 )
         drop_replaced(folder)
         os.rename(folder, _replaced(folder))
+    _sweep(folder)
     foreign = (
         sorted(path.name for path in folder.iterdir() if path.name not in _EARLY) if folder.exists() else []
     )
@@ -77,6 +78,13 @@ def open_run_folder(
     except OSError as error:
         raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
     return folder
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what a kill in the middle of a write left behind: nothing else has such names."""
+    for pattern in (".probe-*", ".*.[0-9]*.tmp"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _replaced(folder: Path) -> Path:

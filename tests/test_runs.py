@@ -32,6 +32,10 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(RunFolderError, match=r"thesis\.tex"):
         open_run_folder(tmp_path)
     (tmp_path / "early" / "checkpoints").mkdir(parents=True)
+    for left in (".probe-99", ".config.yaml.99.tmp"):  # a kill in the first moments
+        (tmp_path / "early" / left).write_text("")
+    assert open_run_folder(tmp_path / "early") == tmp_path / "early"
+    assert [path.name for path in (tmp_path / "early").iterdir()] == ["checkpoints"]
     assert open_run_folder(tmp_path / "early", resume=True) == tmp_path / "early"
 
 

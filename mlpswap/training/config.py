@@ -131,6 +131,27 @@ class TrainConfig:
             value = getattr(self.training, name)
             if not 0 <= value <= 1 or (name == "p_nonvalue" and value == 0):
                 raise ConfigError(f"training.{name} = {value}: expected a share between 0 and 1")
+        if not 0 <= self.training.final_lr <= 1:
+            raise ConfigError(
+                f"training.final_lr = {self.training.final_lr}: expected a share between 0 and 1"
+            )
+        if self.training.clip is not None and self.training.clip <= 0:
+            raise ConfigError(f"training.clip = {self.training.clip}: expected a positive norm, or null")
+        if self.training.weight_decay < 0:
+            raise ConfigError(f"training.weight_decay = {self.training.weight_decay}: expected at least 0")
+        if self.training.early_stop is not None and not 0 < self.training.early_stop <= 1:
+            raise ConfigError(
+                f"training.early_stop = {self.training.early_stop}: expected an accuracy, or null"
+            )
+        if self.threads is not None and self.threads > 1024:
+            raise ConfigError(f"threads = {self.threads}: expected at most 1024")
+        _least("host.n_embd", self.host.n_embd, 2)
+        if self.host.logit_scale is not None and self.host.logit_scale <= 0:
+            raise ConfigError(
+                f"host.logit_scale = {self.host.logit_scale}: expected a positive number, or null"
+            )
+        if self.facts.path == "":
+            raise ConfigError("facts.path is empty: expected a file, or null for the packaged books")
         if self.training.lr <= 0:
             raise ConfigError(f"training.lr = {self.training.lr}: expected a positive rate")
         if self.task == "ssfr" and self.facts.count is None:
