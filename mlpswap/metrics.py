@@ -119,9 +119,6 @@ class PairScores:
     def cat(cls, parts: list["PairScores"]) -> "PairScores":
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
-    def map(self, function) -> "PairScores":
-        return PairScores(*(function(getattr(self, name)) for name in self.__dataclass_fields__))
-
 
 @torch.no_grad()
 def score_batch(

@@ -21,38 +21,67 @@ _EARLY = {"checkpoints", "base"}  # what a run may have written before its confi
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
 
-def open_run_folder(
+def default_folder(config_name: str | None, verb: str) -> Path:
+    """Where a run goes whose `output_dir` is null."""
+    return Path("runs") / (Path(config_name).stem if config_name else verb)
+
+
+@contextmanager
+def run_folder(
     path: str | Path,
     *,
     resume: bool = False,
     overwrite: bool = False,
     inputs: tuple[str | Path | None, ...] = (),
-) -> Path:
-    """Create the folder of a run, or take it up again. Fails in the first second rather than at the end.
+) -> Iterator[Path]:
+    """Create the folder of a run, or take it up again, and yield it while the run gets ready.
 
-    With `overwrite` an earlier run is moved aside, to `.NAME.replaced`, and is not deleted before `drop_replaced`: so a new run
-    that fails can give it back with `restore_replaced`. `inputs` are files that the new run reads, which must lie elsewhere.
+    With `overwrite` an earlier run is moved aside, to `.NAME.replaced`; it comes back if the block fails, and is deleted when
+    the block is left. `inputs` are files that the new run reads, which must lie elsewhere.
 
-    Raises `RunFolderError` if it cannot be written, if it holds a finished run and neither `resume` nor `overwrite` is
-    set, or if it holds an unfinished run that would be mixed up with a new one.
+    Raises `RunFolderError` in the first second, rather than at the end, if the folder cannot be written, if it holds a finished
+    run and neither `resume` nor `overwrite` is set, or if it holds an unfinished run that would be mixed up with a new one.
     """
     folder = Path(path)
+    aside = folder.with_name(f".{folder.name}.replaced")
     if resume and overwrite:
         raise RunFolderError("--resume and --overwrite exclude each other")
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
-    if overwrite and folder.exists():
-        if any(folder.iterdir()) and not (folder / "config.yaml").is_file():
+    if (
+        aside.is_dir() and not folder.exists()
+    ):  # killed between moving the earlier run and making the new folder
+        os.rename(aside, folder)
+    moved = overwrite and folder.exists()
+    if moved:
+        _require_replaceable(folder, inputs)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+    try:
+        _open(folder, resume)
+        yield folder
+    except BaseException:
+        if moved:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(aside, folder)
+        raise
+    if moved:
+        shutil.rmtree(aside)
+
+
+def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) -> None:
+    if any(folder.iterdir()) and not (folder / "config.yaml").is_file():
+        raise RunFolderError(
+            f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
+        )
+    for given in inputs:
+        if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
             raise RunFolderError(
-                f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
+                f"{given} lies in output_dir {folder}, which --overwrite replaces; choose another folder"
             )
-        for given in inputs:
-            if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
-                raise RunFolderError(
-                    f"{given} lies in output_dir {folder}, which --overwrite replaces; choose another folder"
-                )
-        drop_replaced(folder)
-        os.rename(folder, _replaced(folder))
+
+
+def _open(folder: Path, resume: bool) -> None:
     _sweep(folder)
     foreign = (
         sorted(path.name for path in folder.iterdir() if path.name not in _EARLY) if folder.exists() else []
@@ -77,7 +106,6 @@ def open_run_folder(
         probe.unlink()
     except OSError as error:
         raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
-    return folder
 
 
 def _sweep(folder: Path) -> None:
@@ -85,22 +113,6 @@ def _sweep(folder: Path) -> None:
     for pattern in (".probe-*", ".*.[0-9]*.tmp"):
         for path in folder.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def _replaced(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.replaced")
-
-
-def drop_replaced(folder: Path) -> None:
-    """Delete the run that `--overwrite` moved aside, once the new one stands on its own feet."""
-    shutil.rmtree(_replaced(folder), ignore_errors=True)
-
-
-def restore_replaced(folder: Path) -> None:
-    """Give the moved run back after the new one failed to start; nothing happens if there is none."""
-    if _replaced(folder).is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(_replaced(folder), folder)
 
 
 def require_same_config(folder: Path, config: dict[str, Any], *, free: tuple[str, ...] = ()) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,7 @@ def train(
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import (
-        drop_replaced,
-        open_run_folder,
-        require_same_config,
-        restore_replaced,
-        write_text,
-    )
+    from mlpswap.runs import default_folder, require_same_config, run_folder, write_text
     from mlpswap.training import setup
     from mlpswap.training.log import RunLog
 
@@ -53,10 +48,9 @@ def train(
             "its own in the same folder; without GPUs set ACCELERATE_USE_CPU=true"
         )
     main = accelerator.is_main_process
-    folder = Path(config.output_dir) if config.output_dir else setup.default_output_dir(config_name)
-    if main:
-        open_run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.facts.path,))
-    try:
+    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "train")
+    opened = run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.facts.path,))
+    with opened if main else nullcontext():
         accelerator.wait_for_everyone()
         if resume:
             require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
@@ -64,13 +58,8 @@ def train(
             logger.warning("%s is finished; nothing to resume", folder)
             return folder
         model, task = setup.open_host(config, folder, resume=resume, write=main)
-    except BaseException:
         if main:
-            restore_replaced(folder)
-        raise
-    if main:
-        drop_replaced(folder)
-        write_text(folder / "config.yaml", to_yaml(config))
+            write_text(folder / "config.yaml", to_yaml(config))
     start = found(folder, accelerator, config) if resume else None
     log = RunLog(folder, from_step=start[1].step if start else 0) if main else None
     try:

@@ -6,7 +6,52 @@ import os
 import pytest
 
 from mlpswap.errors import RunFolderError
-from mlpswap.runs import drop_replaced, open_run_folder, replacing, restore_replaced, results, write_json
+from mlpswap.runs import replacing, results, run_folder, write_json
+
+
+def open_run_folder(path, **flags):
+    """Open and leave at once: what a run does whose start goes well."""
+    with run_folder(path, **flags) as folder:
+        return folder
+
+
+def _fail_in(path, **flags):
+    with run_folder(path, **flags) as folder:
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        raise ValueError("the new run cannot start")
+
+
+def test_an_overwritten_run_comes_back_when_the_new_one_fails(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.yaml", "results.json"):
+        (folder / name).write_text("old")
+    with pytest.raises(ValueError, match="cannot start"):
+        _fail_in(folder, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "results.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_failing_resume_never_touches_what_an_earlier_kill_left_aside(tmp_path):
+    """A killed --overwrite leaves the old run aside; the unfinished new one must survive its own mistakes."""
+    folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
+    for place, text in ((folder, "new"), (aside, "old")):
+        place.mkdir()
+        (place / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match="cannot start"):
+        _fail_in(folder, resume=True)
+    assert (folder / "config.yaml").read_text() == "new"
+    assert (folder / "checkpoints").is_dir()
+
+
+def test_a_kill_right_after_the_move_loses_nothing(tmp_path):
+    aside = tmp_path / ".run.replaced"
+    aside.mkdir()
+    for name in ("config.yaml", "results.json"):
+        (aside / name).write_text("old")
+    with pytest.raises(RunFolderError, match="finished run"):
+        open_run_folder(tmp_path / "run")
+    assert (tmp_path / "run" / "results.json").read_text() == "old"
 
 
 def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
@@ -19,10 +64,6 @@ def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
         open_run_folder(folder)
     assert open_run_folder(folder, resume=True) == folder
     assert list(open_run_folder(folder, overwrite=True).iterdir()) == []
-    restore_replaced(folder)
-    assert (folder / "results.json").exists()
-    open_run_folder(folder, overwrite=True)
-    drop_replaced(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -38,12 +38,11 @@ from mlpswap.model.find import load_host, model_folder
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get
 from mlpswap.runs import (
-    drop_replaced,
-    open_run_folder,
+    default_folder,
     progress_interval,
     require_same_config,
-    restore_replaced,
     results,
+    run_folder,
     write_json,
     write_text,
 )
@@ -80,18 +79,15 @@ def benchmark(
         torch.set_num_threads(config.threads)
     labels = labels_of([str(entry["name"]) for entry in config.editors])
     editors = [(label, *settings_of(entry)) for label, entry in zip(labels, config.editors, strict=True)]
-    folder = Path(
-        config.output_dir or Path("runs") / (Path(config_name).stem if config_name else "benchmark")
-    )
+    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "benchmark")
     if config.model is not None:
         model_folder(config.model)
-    open_run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,))
-    if resume:
-        require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
-    if resume and (folder / "results.json").exists():
-        logger.warning("%s is finished; nothing to resume", folder)
-        return folder
-    try:
+    with run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,)):
+        if resume:
+            require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
+        if resume and (folder / "results.json").exists():
+            logger.warning("%s is finished; nothing to resume", folder)
+            return folder
         write_text(folder / "config.yaml", to_yaml(config))
         base = base_run(config, folder)
         trained = time.perf_counter()
@@ -102,10 +98,6 @@ def benchmark(
             make_split(task, each["altered"], each.get("preserved"), config.seed, derange=config.derange)
             for each in config.splits
         ]
-    except BaseException:
-        restore_replaced(folder)
-        raise
-    drop_replaced(folder)
     run = Run(config, folder, model, task, adapter, language_cache(model, task, config.seed))
     run.seconds |= {"base": trained - began, "collect": time.perf_counter() - trained}
     rows: list[dict[str, Any]] = []
@@ -193,7 +185,8 @@ def run_split(
             mlp = patched_fact_mlp(model, patch)
             among = split.reported if kind == "selected" else None
             rows.append(close_up(run, probes, row, mlp, kind, among))
-        best_mlps[name] = patched_fact_mlp(model, best["oracle"][2])
+            if kind == "oracle":
+                best_mlps[name] = mlp
         save_patch(run, split, name, best["oracle"][2])
         run.clock(name, began)
     count = run.config.predictions

@@ -9,14 +9,14 @@ def build(config: BuildConfig, **_: Any) -> None:
     from mlpswap.constructions import build_fact_mlp
     from mlpswap.embeddings import spherical
     from mlpswap.randomness import generator
+    from mlpswap.training.config import construction_and_options
     from mlpswap.training.setup import read_facts
 
     facts = read_facts(config.facts, "books", config.seed)
     draw = generator(config.seed, "embeddings")
     keys = spherical(len(facts), config.n_embd, generator=draw)
     values = spherical(len(facts.values), config.n_embd, generator=draw)
-    options = dict(config.mlp)
-    name = str(options.pop("construction"))
+    name, options = construction_and_options(config.mlp)
     mlp = build_fact_mlp(
         keys, values, facts.targets(), name, generator=generator(config.seed, "fact mlp"), **options
     )

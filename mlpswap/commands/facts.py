@@ -3,7 +3,6 @@
 from typing import Any
 
 from mlpswap.commands.config import FactsConfig
-from mlpswap.config import packaged_books
 from mlpswap.facts import printable
 from mlpswap.readers import read_csv
 
@@ -11,16 +10,7 @@ from mlpswap.readers import read_csv
 def show_facts(config: FactsConfig, **_: Any) -> None:
     from mlpswap.tasks.books import TRAINED, fill
 
-    options = config.facts
-    facts, report = read_csv(
-        options.path or packaged_books(),
-        options.key,
-        options.value,
-        count=options.count,
-        one_per_value=options.one_per_value,
-        policy=options.policy,  # type: ignore[arg-type]
-        on_conflict=options.on_conflict,  # type: ignore[arg-type]
-    )
+    facts, report = read_csv(**config.facts.reading())
     print(report.summary())
     for warning in report.warnings:
         print(f"warning: {warning}")

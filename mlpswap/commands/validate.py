@@ -10,7 +10,7 @@ from mlpswap.commands.config import ValidateConfig
 from mlpswap.config import build_options, find_config, load_config
 from mlpswap.errors import ConfigError
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
-from mlpswap.training.config import TrainConfig
+from mlpswap.training.config import TrainConfig, construction_and_options
 
 
 def validate(config: ValidateConfig, **_: Any) -> None:
@@ -38,7 +38,6 @@ def check(path: Any) -> tuple[str, TrainConfig | BenchmarkConfig]:
         return "benchmark", benchmark
     train = load_config(TrainConfig, path)
     for mlp in [train.mlp, *train.swap.constructions]:
-        options = {k: v for k, v in mlp.items() if k != "construction"}
-        name = str(mlp["construction"])
+        name, options = construction_and_options(mlp)
         build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
     return "train", train

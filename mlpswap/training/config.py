@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mlpswap.config import option
+from mlpswap.config import option, packaged_books
 from mlpswap.errors import ConfigError
 
 
@@ -18,6 +18,12 @@ class FactsOptions:
     )
     policy: str = option("error", "what to do with a bad row: error or skip (counted in the log)")
     on_conflict: str = option("error", "a key with two values: error, or first")
+
+    def reading(self) -> dict[str, Any]:
+        """Arguments of `mlpswap.readers.read_csv`."""
+        source = self.path if self.path is not None else packaged_books()
+        rest = ("key", "value", "count", "one_per_value", "policy", "on_conflict")
+        return {"path": source} | {name: getattr(self, name) for name in rest}
 
 
 @dataclass
@@ -161,6 +167,11 @@ class TrainConfig:
         ]:  # fmt: skip
             if "construction" not in mlp:
                 raise ConfigError(f"{place}: key 'construction' is missing, as in {{construction: hebbian}}")
+
+
+def construction_and_options(mlp: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The two parts of a mapping such as {construction: gd, h: 40}."""
+    return str(mlp["construction"]), {key: value for key, value in mlp.items() if key != "construction"}
 
 
 def _choice(key: str, value: Any, *allowed: Any) -> None:

@@ -40,14 +40,13 @@ def make_optimizer(model: nn.Module, options: OptimiserOptions) -> torch.optim.A
     return torch.optim.AdamW(trained, lr=options.lr, betas=(0.9, 0.99), weight_decay=options.weight_decay)
 
 
-def same_on_all(accelerator: Accelerator, target: SwapTarget, device: torch.device) -> SwapTarget:
+def same_on_all(accelerator: Accelerator, target: SwapTarget, device: torch.device) -> None:
     """Give every process the fact MLPs of the first one, on the training device."""
     for mlp in target.mlps.values():
         mlp.to(device)
         if accelerator.num_processes > 1:
             for parameter in mlp.parameters():
                 parameter.data.copy_(broadcast(parameter.data))
-    return target
 
 
 def score_everywhere(

@@ -5,13 +5,11 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlpswap import embeddings
-from mlpswap.config import packaged_books
 from mlpswap.constructions import build_fact_mlp
 from mlpswap.constructions.base import BuildReport, FactMLP
 from mlpswap.errors import InfeasibleConstructionError
@@ -20,7 +18,7 @@ from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, build_for_host, bui
 from mlpswap.randomness import generator
 from mlpswap.runs import write_json
 from mlpswap.tasks import Task, books_task, ssfr_task
-from mlpswap.training.config import FactsOptions, TrainConfig
+from mlpswap.training.config import FactsOptions, TrainConfig, construction_and_options
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +38,7 @@ def read_facts(options: FactsOptions, task: str, seed: int) -> FactSet:
     if task == "ssfr":
         assert options.count is not None  # checked by the configuration
         return FactSet.synthetic(options.count, generator(seed, "facts"))
-    return FactSet.from_csv(
-        options.path or packaged_books(),
-        key=options.key,
-        value=options.value,
-        count=options.count,
-        one_per_value=options.one_per_value,
-        policy=options.policy,
-        on_conflict=options.on_conflict,
-    )
+    return FactSet.from_csv(**options.reading())
 
 
 def make_task(name: str, facts: FactSet, seed: int) -> Task:
@@ -122,7 +112,7 @@ def _first_mlp(config: TrainConfig, task: Task, table: Tensor) -> FactMLP:
     value_ids = torch.as_tensor(task.vocabulary.value_ids)
     others = torch.ones(len(rows), dtype=torch.bool)
     others[value_ids] = False
-    name, options = _split(config.mlp)
+    name, options = construction_and_options(config.mlp)
     return build_fact_mlp(
         rows[task.key_ids],
         rows[value_ids],
@@ -139,7 +129,7 @@ def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str
     facts = model.known_facts().permute(generator(config.seed, stream))
     mlps: dict[str, FactMLP] = {}
     for number, mlp in enumerate(config.swap.constructions or [config.mlp]):
-        name, options = _split(mlp)
+        name, options = construction_and_options(mlp)
         label = name if name not in mlps else f"{name}-{number + 1}"
         mlps[label] = build_for_host(
             model, facts, name, options, generator=generator(config.seed, stream, "mlp", number)
@@ -150,7 +140,7 @@ def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str
 def make_monitor(config: TrainConfig, model: MlpSwapForCausalLM) -> SwapTarget:
     """The third fact set, on which training may stop since it is never reported."""
     facts = model.known_facts().permute(generator(config.seed, "third facts"))
-    name, options = _split(config.mlp)
+    name, options = construction_and_options(config.mlp)
     mlp = build_for_host(model, facts, name, options, generator=generator(config.seed, "third mlp"))
     return SwapTarget(facts, {name: mlp})
 
@@ -168,11 +158,3 @@ def check_capacity(fact_mlp: FactMLP, allow_partial: bool) -> None:
             f"{report.facts} facts against the whole vocabulary; training needs {MIN_CAPACITY}: raise mlp.h, or pass "
             "allow_partial=true"
         )
-
-
-def _split(mlp: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return str(mlp["construction"]), {key: value for key, value in mlp.items() if key != "construction"}
-
-
-def default_output_dir(config_name: str | None) -> Path:
-    return Path("runs") / (Path(config_name).stem if config_name else "train")
