@@ -38,6 +38,11 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 fact`, `2 facts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def text_fault(text: str) -> str | None:
     """What keeps `text` from being a key or a value ("empty", "blank", "NUL", "surrogate"), or None."""
     if not text:

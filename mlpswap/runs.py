@@ -37,7 +37,8 @@ def run_folder(
     """Create the folder of a run, or take it up again, and yield it while the run gets ready.
 
     With `overwrite` an earlier run is moved aside, to `.NAME.replaced`; it comes back if the block fails, and is deleted when
-    the block is left. `inputs` are files that the new run reads, which must lie elsewhere.
+    the block is left. A new folder goes, too, if the block fails before it has written `config.yaml`. `inputs` are files
+    or folders that the new run reads, which must lie elsewhere.
 
     Raises `RunFolderError` in the first second, rather than at the end, if the folder cannot be written, if it holds a finished
     run and neither `resume` nor `overwrite` is set, or if it holds an unfinished run that would be mixed up with a new one.
@@ -53,6 +54,7 @@ def run_folder(
     ):  # killed between moving the earlier run and making the new folder
         os.rename(aside, folder)
     moved = overwrite and folder.exists()
+    fresh = not folder.exists()
     if moved:
         _require_replaceable(folder, inputs)
         shutil.rmtree(aside, ignore_errors=True)
@@ -61,8 +63,9 @@ def run_folder(
         _open(folder, resume)
         yield folder
     except BaseException:
-        if moved:
+        if moved or (fresh and not (folder / "config.yaml").exists()):  # else there is a run to go on with
             shutil.rmtree(folder, ignore_errors=True)
+        if moved:
             os.rename(aside, folder)
         raise
     if moved:

@@ -37,7 +37,7 @@ def _fails(capsys, *words):
         (["benchmark", "splits=[{altered: 3}]", "model=nowhere"], "nowhere"),
         (["ask", "What?"], "model"),
         (["ask", "What?", "model=nowhere"], "nowhere"),
-        (["swap", "model=nowhere", "output_dir=x"], "changes"),
+        (["swap", "model=nowhere"], "changes"),
         (["report", "nowhere"], "nowhere"),
         (["list", "cats"], "cats"),
         (["validate", "nothing.yaml"], "nothing.yaml"),
@@ -174,7 +174,41 @@ def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):
     swapped = MlpSwapForCausalLM.from_pretrained(tmp_path / "new" / "model")
     Patch.load(tmp_path / "new" / "patch.safetensors").undo(swapped)
     assert swapped.ask(prompt) == old
-    assert "not empty" in _fails(capsys, *words)
+    results = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert results["kind"] == "swap"
+    assert results["metrics"]["efficacy"] == 1.0
+    assert [row["after"] for row in results["rows"]] == [other]
+    assert "finished run" in _fails(capsys, *words)
+    assert main([*words, "construction=hebbian", "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["changes={Emma: Jane Austen}", "options={h: 1}"], "allow_partial"),
+        (["changes={Emma: Jane Austen}", "options={keys: 1}"], "keys"),
+        (["changes={Emma: Jane Austen}", "options={seed: 1}"], "seed"),
+        (["changes={Emma: Jane Austen}", "options={inplace: false}"], "inplace"),
+        (["changes={Emma: Nobody}"], "Nobody"),
+        (["changes={Emma: Jane Austen}", "file=other.csv"], "disagree about 'Emma'"),
+    ],
+)
+def test_a_refused_swap_leaves_nothing(trained, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.csv").write_text("book,author\nEmma,Mary Shelley\n")
+    assert message in _fails(capsys, "swap", f"model={trained}", *words, "output_dir=new")
+    assert [path.name for path in tmp_path.iterdir()] == ["other.csv"]
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "/proc/1/new", "/dev/full", "{run}", "{run}/model"])
+def test_a_swap_goes_into_a_folder_of_its_own(trained, capsys, place):
+    """Not over a file, not where nothing can be written, not into the run that it reads, even with --overwrite."""
+    before = sorted(trained.rglob("*"))
+    words = ["swap", f"model={trained}", "changes={Emma: Jane Austen}", "construction=hebbian"]
+    for flags in ([], ["--overwrite"]):
+        message = _fails(capsys, *words, f"output_dir={place.format(run=trained)}", *flags)
+        assert "output_dir" in message
+    assert sorted(trained.rglob("*")) == before
 
 
 def test_ask_gives_the_best_answers_and_can_be_strict(trained, capsys):

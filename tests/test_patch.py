@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from mlpswap.errors import CheckpointError, ConfigError, FactsError, NonFiniteError
+from mlpswap.errors import CheckpointError, ConfigError, FactsError, NonFiniteError, RunFolderError
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, ModuleChange, Patch
 from mlpswap.model.patch import same_bits
 from tests.hosts import FACTS, random_mlp, small_host
@@ -194,16 +194,23 @@ def test_empty_means_not_a_single_bit():
     assert not Patch((minus,), "hand").is_empty
 
 
-def test_not_a_number_is_a_bit_pattern_too():
+def test_not_a_number_is_a_bit_pattern_too(tmp_path):
     """A patch away from a broken weight must apply and undo."""
     model = small_host()
     with torch.no_grad():
         model.fact_mlp.down.weight[0, 0] = math.nan
     before = model.state_sha256()
     patch = swap_patch(model)
+    patch.save(tmp_path / "edit.safetensors")
     patch.apply(model)
     patch.undo(model)
     assert model.state_sha256() == before
+
+
+@pytest.mark.parametrize("path", ["/proc/1/edit.safetensors", "/dev/full/edit.safetensors"])
+def test_a_place_that_cannot_be_written_is_named(path):
+    with pytest.raises(RunFolderError, match=path):
+        swap_patch(small_host()).save(path)
 
 
 def test_a_report_does_not_outlive_the_weights_it_measured():
@@ -234,12 +241,32 @@ def test_damaged_patches_are_refused(saved):
         Patch.load(saved)
 
 
-def test_a_patch_without_its_other_half_is_refused(saved):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"altered": [["Emma", "Jane Austen", "Stephen King"]]},
+        {"altered": 3},
+        {"facts_before": None},
+        {"changes": []},
+        {"schema": 99},
+        {"sha256": None},
+    ],
+)
+def test_an_edited_description_is_refused(saved, edit):
+    """The names and fingerprints of a patch decide which facts a model believes it has."""
     sidecar = saved.with_suffix(".json")
-    content = json.loads(sidecar.read_text())
-    del content["changes"]
-    sidecar.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"edit\.json does not describe a patch: 'changes'"):
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | edit))
+    with pytest.raises(
+        CheckpointError, match=r"edit\.json (is not the one that was saved|does not describe)"
+    ):
+        Patch.load(saved)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", "3"])
+def test_a_patch_without_its_other_half_is_refused(saved, content):
+    sidecar = saved.with_suffix(".json")
+    sidecar.write_text(content)
+    with pytest.raises(CheckpointError, match=r"edit\.json (does not describe a patch|cannot be read)"):
         Patch.load(saved)
     sidecar.unlink()
     with pytest.raises(CheckpointError, match=r"edit\.json cannot be read"):
@@ -248,11 +275,32 @@ def test_a_patch_without_its_other_half_is_refused(saved):
         Patch.load("edit.bin")
 
 
+def test_a_patch_whose_facts_contradict_each_other_is_refused():
+    """The altered facts must lead from one fingerprint to the other; else the model would be told wrong facts."""
+    model = small_host()
+    patch = dataclasses.replace(swap_patch(model), altered=(("Emma", "Jane Austen", "Stephen King"),))
+    before = model.state_sha256()
+    with pytest.raises(CheckpointError, match="its 1 altered fact lead to the facts"):
+        patch.apply(model)
+    assert (model.state_sha256(), model.facts) == (before, FACTS)
+
+
+def test_a_patch_shows_itself_in_a_line():
+    assert repr(swap_patch(small_host())).startswith(
+        "Patch(swap, 2 facts altered, transformer.h.0.mlp, norm "
+    )
+
+
 def test_what_is_not_finite_is_saved_only_on_demand(tmp_path):
     patch = down_patch(small_host(), math.inf)
     with pytest.raises(NonFiniteError, match=r"NaN or infinity in 0\.new\.down\.weight"):
         patch.save(tmp_path / "edit.safetensors")
     assert not list(tmp_path.iterdir())
+    model = small_host()
+    before = model.state_sha256()
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in 0\.new\.down\.weight"):
+        patch.apply(model)
+    assert model.state_sha256() == before
     patch.save(tmp_path / "edit.safetensors", allow_nonfinite=True)
     assert Patch.load(tmp_path / "edit.safetensors").norm() == math.inf
 

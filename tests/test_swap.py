@@ -1,13 +1,17 @@
 """Swapping fact sets: the fact MLP is rebuilt for the host, and nothing else moves."""
 
+import inspect
+
 import pytest
 import torch
 
 from mlpswap import FactSet, build_fact_mlp, swap_fact_mlp
+from mlpswap.commands.swap import compare
 from mlpswap.constructions.base import margins
 from mlpswap.errors import ConfigError, FactsError, InfeasibleConstructionError, RegistryError
 from mlpswap.model import MlpSwapConfig, Vocabulary, build_for_host, build_host
-from tests.hosts import FACTS, WORDS, small_host
+from mlpswap.model.swap import _check_names
+from tests.hosts import FACTS, WORDS, random_mlp, small_host
 
 ALTERED = FACTS.alter({"Emma": "James Joyce", "The Waves": "Stephen King"})
 
@@ -38,6 +42,39 @@ def test_a_swap_stores_the_new_facts_and_moves_nothing_else(construction):
     patch.undo(model)
     assert model.state_sha256() == before
     assert model.facts == FACTS
+
+
+def test_a_host_without_sentences_is_swapped_too():
+    """SSFR has no templates to ask with: the command must not stumble over that once it has saved."""
+    facts = FactSet.synthetic(6, generator())
+    vocabulary = Vocabulary.ssfr(facts)
+    table = torch.randn(len(vocabulary), 16, generator=generator())
+    mlp = random_mlp()
+    model = build_host(vocabulary, MlpSwapConfig(n_embd=16), facts, mlp, table, generator=generator())
+    altered = facts.permute(generator(1))
+    patch = swap_fact_mlp(model, altered, "hebbian", inplace=False)
+    assert compare(model, patch, altered) == ([], {})
+    assert model.facts == altered
+
+
+@pytest.mark.parametrize("options", [{"competitors": None}, {"keys": 1}, {"h": "wide"}])
+def test_an_option_that_the_construction_lacks_is_named(options):
+    """Also where `build_fact_mlp` has an argument of that name."""
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        swap_fact_mlp(small_host(), ALTERED, "hebbian", **options)
+
+
+def test_a_swap_takes_a_fact_set_and_nothing_else():
+    with pytest.raises(FactsError, match=r"must be a FactSet: found dict; make it with model\.facts\.alter"):
+        inspect.unwrap(_check_names)(small_host(), {"Emma": "James Joyce"})  # past the tests' type checker
+
+
+def test_a_swap_that_must_store_everything_says_so():
+    model = small_host()
+    before = model.state_sha256()
+    with pytest.raises(InfeasibleConstructionError, match="not all"):
+        swap_fact_mlp(model, ALTERED, "hebbian", h=1, strict=True)
+    assert model.state_sha256() == before
 
 
 def test_a_swap_not_in_place_leaves_the_model_alone():

@@ -43,11 +43,14 @@ class SwapConfig:
         None, "how to build the new fact MLP; null: gd, in the kind and width of the one in place"
     )
     options: dict[str, Any] = option(factory=dict, help="options of the construction")
+    allow_partial: bool = option(False, "go on with a fact MLP that does not store everything")
     seed: int = option(0, "seed of the construction")
-    output_dir: str | None = option(None, "where to save the swapped model and its patch (required)")
+    output_dir: str | None = option(
+        None, "folder for the swapped model and its patch; null: runs/<config name>"
+    )
 
     def __post_init__(self) -> None:
-        _required(self, "model", "output_dir")
+        _required(self, "model")
         if not self.changes and self.file is None:
             raise ConfigError("nothing to swap: give changes={KEY: VALUE} or file=FILE.csv")
 

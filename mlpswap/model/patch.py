@@ -5,18 +5,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mlpswap.constructions.base import FactMLP, FactMLPConfig
-from mlpswap.errors import CheckpointError, ConfigError
-from mlpswap.facts import FactSet
+from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
+from mlpswap.facts import FactSet, counted
 from mlpswap.model.lookup import FactLookup
-from mlpswap.model.saving import read_json, read_tensors, require_finite, tensor_sha256
+from mlpswap.model.saving import _json_sha256, read_json, read_tensors, require_finite, tensor_sha256
 from mlpswap.runs import replacing, write_text
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class Patch:
         altered = tuple((key, old.value_of(key), facts.value_of(key)) for key in changed)
         return cls((change,), editor, altered, old.fingerprint, facts.fingerprint)
 
+    def __repr__(self) -> str:
+        modules = ", ".join(change.module for change in self.changes) or "no module"
+        return f"Patch({self.editor}, {counted(len(self.altered), 'fact')} altered, {modules}, norm {self.norm():.4g})"
+
     @property
     def is_empty(self) -> bool:
         """Whether applying it would change not a single bit."""
@@ -117,20 +122,25 @@ class Patch:
                 squares += sum(float(side.square().sum()) for side in sides)
         return math.sqrt(squares)
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: nn.Module, *, allow_nonfinite: bool = False) -> None:
         """Change the model in place: tensors, configuration, `facts` and `history`.
 
-        Raises `CheckpointError`, having changed nothing, unless every old tensor is there to the last bit and
-        the fact set is the one that the patch was made on.
+        Raises `CheckpointError`, having changed nothing, unless every old tensor is there to the last bit, the
+        fact set is the one that the patch was made on, and the altered facts lead to the one that it announces;
+        `NonFiniteError` if it would put in NaN or infinity and `allow_nonfinite` is off.
         """
-        facts = _facts_after(model, {key: new for key, _, new in self.altered}, self.facts_before)
+        if not allow_nonfinite:
+            require_finite(dict(self._tensors("new")), "the patch cannot be applied")
+        changes = {key: new for key, _, new in self.altered}
+        facts = _facts_after(model, changes, self.facts_before, self.facts_after)
         _put(model, self.changes)
         if isinstance(model, FactLookup):
             model.facts, model.history = facts, (*model.history, self._event("patched", self.facts_after))
 
     def undo(self, model: nn.Module) -> None:
         """The inverse of `apply`, under the same conditions."""
-        facts = _facts_after(model, {key: old for key, old, _ in self.altered}, self.facts_after)
+        changes = {key: old for key, old, _ in self.altered}
+        facts = _facts_after(model, changes, self.facts_after, self.facts_before)
         _put(model, tuple(change.reversed() for change in self.changes))
         if isinstance(model, FactLookup):
             latest = model.history[-1:] == (self._event("patched", self.facts_after),)
@@ -141,12 +151,16 @@ class Patch:
         return {"event": event, "by": self.editor, "altered": len(self.altered), "facts": facts}
 
     def save(self, path: str | Path, *, allow_nonfinite: bool = False) -> None:
-        """Write tensors to `path`, which ends in .safetensors, and all else to a .json file beside it."""
+        """Write tensors to `path`, which ends in .safetensors, and all else to a .json file beside it.
+
+        Raises `NonFiniteError` for NaN or infinity among the new tensors unless `allow_nonfinite`,
+        `RunFolderError` if the files cannot be written.
+        """
         path = _checked(path)
-        tensors = dict(self._tensors())
         if not allow_nonfinite:
-            require_finite(tensors, f"the patch cannot be saved to {path}")
-        sidecar = {
+            require_finite(dict(self._tensors("new")), f"the patch cannot be saved to {path}")
+        tensors = dict(self._tensors("old", "new"))
+        content = {
             "schema": SCHEMA,
             "editor": self.editor,
             "altered": self.altered,
@@ -158,22 +172,31 @@ class Patch:
             ],
             "tensors": {name: tensor_sha256(tensor) for name, tensor in tensors.items()},
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            save_file(tensors, temporary)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                save_file(tensors, temporary)
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"the patch cannot be saved to {path}: {error}") from error
+        sidecar = content | {"sha256": _json_sha256(content)}
         write_text(path.with_suffix(".json"), json.dumps(sidecar, indent=1) + "\n")
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, *sides: Literal["old", "new"]) -> Iterator[tuple[str, Tensor]]:
         for number, change in enumerate(self.changes):
-            for side, tensors in (("old", change.old), ("new", change.new)):
-                for name, tensor in tensors.items():
+            for side in sides:
+                for name, tensor in getattr(change, side).items():
                     yield f"{number}.{side}.{name}", tensor.contiguous()
 
     @classmethod
     def load(cls, path: str | Path) -> "Patch":
         """Read a saved patch, on the CPU. Raises `CheckpointError` for damaged or mismatched files."""
         path = _checked(path)
-        sidecar = read_json(path.with_suffix(".json"))
+        beside = path.with_suffix(".json")
+        sidecar = read_json(beside)
+        if not isinstance(sidecar, dict) or sidecar.get("schema") != SCHEMA:
+            raise CheckpointError(f"{beside} does not describe a patch of schema {SCHEMA}")
+        if sidecar.pop("sha256", None) != _json_sha256(sidecar):
+            raise CheckpointError(f"{beside} is not the one that was saved (SHA-256 differs)")
         try:
             tensors = read_tensors(path, sidecar["tensors"])
             changes = tuple(
@@ -188,12 +211,10 @@ class Patch:
             )
             altered = tuple((key, old, new) for key, old, new in sidecar["altered"])
             return cls(changes, sidecar["editor"], altered, sidecar["facts_before"], sidecar["facts_after"])
+        except CheckpointError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(
-                f"{path.with_suffix('.json')} does not describe a patch: {error}"
-            ) from error
+            raise CheckpointError(f"{beside} does not describe a patch: {error}") from error
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -213,17 +234,25 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other.to(one.device))
 
 
-def _facts_after(model: nn.Module, changes: dict[str, str], expected: str | None) -> FactSet | None:
+def _facts_after(
+    model: nn.Module, changes: dict[str, str], before: str | None, after: str | None
+) -> FactSet | None:
     """The model's fact set with `changes`, if it has one and the patch knows of it."""
     facts = model.facts if isinstance(model, FactLookup) else None
-    if facts is None or expected is None:
+    if facts is None or before is None:
         return facts
-    if facts.fingerprint != expected:
+    if facts.fingerprint != before:
         raise CheckpointError(
-            f"the patch does not fit: it expects the facts {expected[:12]}, "
+            f"the patch does not fit: it expects the facts {before[:12]}, "
             f"the model has {facts.fingerprint[:12]}"
         )
-    return facts.alter(changes)
+    altered = facts.alter(changes)
+    if after is not None and altered.fingerprint != after:
+        raise CheckpointError(
+            f"the patch contradicts itself: its {counted(len(changes), 'altered fact')} lead to the facts "
+            f"{altered.fingerprint[:12]}, it announces {after[:12]}"
+        )
+    return altered
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mlpswap import registry
+from mlpswap.config import build_options
 from mlpswap.constructions import build_fact_mlp
 from mlpswap.constructions.base import KINDS, FactMLP
 from mlpswap.errors import FactsError, InfeasibleConstructionError
@@ -24,15 +25,17 @@ def swap_fact_mlp(
     construction: str | None = None,
     *,
     inplace: bool = True,
+    strict: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Patch:
     """Build a fact MLP that stores `facts`, put it into the model, and return the patch that did so.
 
-    inplace=False leaves the model as it is; the patch can be applied later. The other arguments and the
-    errors are those of `build_for_host`.
+    inplace=False leaves the model as it is; the patch can be applied later. strict: raise
+    `InfeasibleConstructionError` if the MLP stores less than all facts. The other arguments and the errors are
+    those of `build_for_host`.
     """
-    mlp = build_for_host(model, facts, construction, options, generator=stream(seed, "swap"))
+    mlp = build_for_host(model, facts, construction, options, generator=stream(seed, "swap"), strict=strict)
     patch = Patch.between_mlps(model, mlp, editor="swap", facts=facts)
     if inplace:
         patch.apply(model)
@@ -48,6 +51,7 @@ def build_for_host(
     options: Mapping[str, Any] | None = None,
     *,
     generator: torch.Generator,
+    strict: bool = False,
 ) -> FactMLP:
     """A fact MLP for `facts` on the model's own embeddings, with lengths that its mixture is used to.
 
@@ -60,7 +64,10 @@ def build_for_host(
     _check_names(model, facts)
     in_place = model.fact_mlp.config
     construction = construction or ("hebbian" if in_place.kind == "bilinear" else "gd")
-    offered = {field.name for field in fields(registry.get(registry.CONSTRUCTIONS, construction).Config)}
+    schema = registry.get(registry.CONSTRUCTIONS, construction).Config
+    # Options may be named like an argument of build_fact_mlp, which would then take them for its own.
+    build_options(schema, options or {}, f"construction '{construction}'")
+    offered = {field.name for field in fields(schema)}
     # Attention is never on the key alone, so the MLP must bear noise. Accuracy after the swap in a host of 256 books with
     # h = 40, mean of four fact sets: noise 0 .971, 0.5 .987, 1 .992, 1.5 .997, 2 .996.
     defaults: dict[str, Any] = {"h": in_place.h, "match_output_norm": True, "noise": 1.5}
@@ -82,12 +89,17 @@ def build_for_host(
         construction,
         competitors=model.other_rows(),
         generator=generator,
+        strict=strict,
         **chosen,
     )
 
 
 def _check_names(model: MlpSwapForCausalLM, facts: FactSet) -> None:
     known = model.known_facts()
+    if not isinstance(facts, FactSet):
+        raise FactsError(
+            f"facts must be a FactSet: found {type(facts).__name__}; make it with model.facts.alter"
+        )
     for noun, found, wanted in (("key", facts.keys, known.keys), ("value", facts.values, known.values)):
         if found == wanted:
             continue

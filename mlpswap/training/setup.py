@@ -155,6 +155,6 @@ def check_capacity(fact_mlp: FactMLP, allow_partial: bool) -> None:
     if report.capacity < MIN_CAPACITY and not allow_partial:
         raise InfeasibleConstructionError(
             f"the fact MLP by '{report.construction}' with h = {fact_mlp.config.h} stores {report.capacity:.4f} of "
-            f"{report.facts} facts against the whole vocabulary; training needs {MIN_CAPACITY}: raise mlp.h, or pass "
+            f"{report.facts} facts against the whole vocabulary; a host needs {MIN_CAPACITY}: raise h, or pass "
             "allow_partial=true"
         )
