@@ -176,7 +176,7 @@ def test_training_report_shows_every_number_with_its_meaning(pages):
     for text in (
         "width d = 128", "256 facts", "h = 512", "196,608 parameters", "In 400 steps, 25.4 s", "254 of 256 facts",
         "accuracy before the swap 0.996", "accuracy after the swap 0.993", "commonest value would score 0.004",
-        "> 0.999", "1.011 (+1.1 %)", "96 % of the attention is on the key", "hebbian", "gd", "0.871",
+        "> 0.999", "1.011 (+1.12 %)", "96 % of the attention is on the key", "hebbian", "gd", "0.871",
         "2,048 (trained), 2,048 (held out)", "a" * 64, "0123456789abcdef", "torch 2.13.0", "seed 7", "threads 2",
     ):  # fmt: skip
         assert text in page.text.replace("\xa0", " "), text
@@ -390,8 +390,8 @@ def test_numbers_are_printed_alike_everywhere():
     ]  # fmt: skip
     assert [duration(x) for x in (0.4213, 75, 7384, None)] == ["0.421 s", "1 min 15 s", "2 h 3 min", "–"]
     assert [ratio(x) for x in (1.0112, 0.9, 250.0, None)] == [
-        "1.011 (+1.1\xa0%)",
-        "0.9000 (-10.0\xa0%)",
+        "1.011 (+1.12\xa0%)",
+        "0.9000 (-10.00\xa0%)",
         "250.0",
         "–",
     ]

@@ -17,11 +17,11 @@ from mlpswap.report.training import TrainingView, training_view
 
 Row = Mapping[str, Any]
 
-SCORES = {
+SCORES = {  # the score first, so that a phone shows it
+    "score_harmonic": "harmonic score",
     "efficacy": "efficacy",
     "paraphrase": "paraphrase",
     "specificity": "specificity",
-    "score_harmonic": "harmonic score",
     "score_geometric": "geometric score",
     "paraphrase_unseen": "paraphrase, unseen templates",
     "specificity_paraphrase": "specificity, other templates",

@@ -43,7 +43,7 @@ def ratio(value: float | None) -> str:
     if value is None:
         return NOTHING
     change = 100 * (value - 1)
-    return f"{number(value)} ({change:+.1f}\N{NO-BREAK SPACE}%)" if abs(change) < 1000 else number(value)
+    return f"{number(value)} ({change:+.2f}\N{NO-BREAK SPACE}%)" if abs(change) < 1000 else number(value)
 
 
 def duration(seconds: float | None) -> str:

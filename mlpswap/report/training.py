@@ -123,6 +123,7 @@ def tiles(results: Mapping[str, Any]) -> list[Tile]:
         "heldout_accuracy_after_swap": "The new values again, asked in sentences that were never trained.",
         "nonfact_ce_ratio": "Change of the cross-entropy of all other words: the swap should leave the language alone.",
         "attention_mass": "How much the last position looks at the key.",
+        "gate_value": "Weight of the fact expert where the value is said.",
     }
     return [
         Tile(LABELS[name], _shown(name, metrics[name]), note, name)
@@ -163,8 +164,12 @@ def answers(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
+# What no fact MLP has a say in, or what stands in the table of the language: left out, the rest fits a page.
+SAME_FOR_ALL = {"attention_mass", "gate_value", "gate_other", "nonfact_ce_before", "nonfact_ce_after"}
+
+
 def constructions(rows: Sequence[Mapping[str, Any]]) -> Table:
-    names = [name for name in LABELS if name in rows[0]]
+    names = [name for name in LABELS if name in rows[0] and name not in SAME_FOR_ALL]
     return Table(
         "Every fact MLP that was swapped in, on the same prompts; the first is the one of the headline figures",
         [Column("construction"), Column("h", numeric=True), Column("parameters", numeric=True)]
@@ -203,7 +208,7 @@ def template_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def language(metrics: Mapping[str, Any]) -> Table:
-    names = [name for name in metrics if name.startswith("nonfact_")]
+    names = [name for name in metrics if name.startswith("nonfact_") or name == "gate_other"]
     return Table(
         "Words that are no facts, before and after the swap, on the same prompts",
         [Column("measure"), Column("value", numeric=True)],
