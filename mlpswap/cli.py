@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mlpswap.config import describe, load_config
@@ -118,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for noisy in ("httpx", "urllib3", "filelock", "fsspec", "datasets", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        config = load_config(load(verb.schema), arguments.config, _keys(arguments.verb, words))
+        source = arguments.config or (_own_config(words) if getattr(arguments, "resume", False) else None)
+        config = load_config(load(verb.schema), source, _keys(arguments.verb, words))
         run: Callable[..., Any] = load(verb.run)
         flags = {flag: getattr(arguments, flag) for flag in verb.flags}
         run(config, config_name=arguments.config, **flags)
@@ -131,6 +133,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("mlpswap: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _own_config(words: Sequence[str]) -> str | None:
+    """The configuration that the run in output_dir was started with: `--resume output_dir=FOLDER` needs no other."""
+    given = [word.partition("=")[2].strip("\"'") for word in words if word.startswith("output_dir=")]
+    return (
+        str(Path(given[-1]) / "config.yaml") if given and (Path(given[-1]) / "config.yaml").exists() else None
+    )
 
 
 def _keys(verb: str, words: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlpswap.errors import CheckpointError, RunFolderError
+from mlpswap.errors import CheckpointError, MlpSwapError, RunFolderError
 
 SCHEMA = 1
 _EARLY = {"checkpoints", "base"}  # what a run may have written before its config.yaml
+_LEFT_OVER = re.compile(
+    r"\.(probe-\d+|.+\.\d+\.tmp)"
+)  # of a kill in the middle of a write: nothing else has such names
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
 
@@ -47,20 +51,20 @@ def run_folder(
     aside = folder.with_name(f".{folder.name}.replaced")
     if resume and overwrite:
         raise RunFolderError("--resume and --overwrite exclude each other")
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
-    if (
-        aside.is_dir() and not folder.exists()
-    ):  # killed between moving the earlier run and making the new folder
-        os.rename(aside, folder)
-    moved = overwrite and folder.exists()
-    fresh = not folder.exists()
-    if moved:
-        _require_replaceable(folder, inputs)
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(folder, aside)
+    with _usable(folder):
+        if folder.exists() and not folder.is_dir():
+            raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
+        if aside.is_dir() and not folder.exists():  # killed after moving the earlier run aside
+            os.rename(aside, folder)
+        moved = overwrite and folder.exists()
+        fresh = not folder.exists()
+        if moved:
+            _require_replaceable(folder, inputs)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(folder, aside)
     try:
-        _open(folder, resume)
+        with _usable(folder):
+            _open(folder, resume)
         yield folder
     except BaseException:
         if moved or (fresh and not (folder / "config.yaml").exists()):  # else there is a run to go on with
@@ -70,6 +74,18 @@ def run_folder(
         raise
     if moved:
         shutil.rmtree(aside)
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Say of which folder it is that the system complains: too long a name, a read-only disk, no permission."""
+    try:
+        yield
+    except MlpSwapError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"output_dir {folder} cannot be written: {reason}") from error
 
 
 def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) -> None:
@@ -85,37 +101,44 @@ def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) ->
 
 
 def _open(folder: Path, resume: bool) -> None:
-    _sweep(folder)
-    foreign = (
-        sorted(path.name for path in folder.iterdir() if path.name not in _EARLY) if folder.exists() else []
-    )
-    if foreign and not (folder / "config.yaml").is_file():
+    begun = (folder / "config.yaml").exists()
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in names if name not in _EARLY and not _LEFT_OVER.fullmatch(name)]
+    if foreign and not begun:
         raise RunFolderError(
             f"output_dir {folder} holds other files, such as {foreign[0]}; choose an empty folder"
         )
-    if folder.exists() and not resume:
+    if not resume:
         if (folder / "results.json").exists():
             raise RunFolderError(
                 f"output_dir {folder} holds a finished run; choose another, or pass --overwrite (or --resume)"
             )
-        if (folder / "config.yaml").exists():
+        if begun:
             raise RunFolderError(
                 f"output_dir {folder} holds an unfinished run; pass --resume to go on or --overwrite to start again"
             )
+    for path in list(folder.rglob(".*")):
+        if _LEFT_OVER.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".probe-{os.getpid()}"
+    probe.write_text("")
+    probe.unlink()
+
+
+def finished(folder: Path, kind: str) -> bool:
+    """Whether `folder` holds the results of a run of this kind. Raises `CheckpointError` if they are damaged."""
+    path = folder / "results.json"
+    if not path.exists():
+        return False
+    hint = "; delete it to go on from the last checkpoint, or pass --overwrite"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise RunFolderError(f"output_dir {folder} cannot be written: {error.strerror}") from error
-
-
-def _sweep(folder: Path) -> None:
-    """Delete what a kill in the middle of a write left behind: nothing else has such names."""
-    for pattern in (".probe-*", ".*.[0-9]*.tmp"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        found = read_json(path, kind=str)["kind"]
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{hint}") from error
+    if found != kind:
+        raise CheckpointError(f"{path} should be of kind '{kind}', found '{found}'{hint}")
+    return True
 
 
 def require_same_config(folder: Path, config: dict[str, Any], *, free: tuple[str, ...] = ()) -> None:
@@ -126,9 +149,15 @@ def require_same_config(folder: Path, config: dict[str, Any], *, free: tuple[str
     import yaml
 
     path = folder / "config.yaml"
-    if not path.is_file():
+    if not path.exists():
         return
-    old = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        old = dict(_flat(tree))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} should hold the settings of a run, found {type(tree).__name__}")
     new = dict(_flat(config))
     changed = [
         f"{key} (was {old.get(key)}, now {new.get(key)})"
@@ -183,6 +212,25 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(
         path, json.dumps(finite_or_null(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     )
+
+
+def read_json(path: str | Path, **fields: Any) -> Any:
+    """The content of a JSON file; with `fields`, an object that has each of these fields, of the type given.
+
+    Raises `CheckpointError` with the path, and the field if one is wrong.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if fields and not isinstance(content, dict):
+        raise CheckpointError(f"{path} should be an object with {', '.join(fields)}, found {content!r:.40}")
+    for name, kind in fields.items():
+        if name not in content or not isinstance(content[name], kind):
+            found = f"found {content[name]!r:.40}" if name in content else "which is missing"
+            expected = getattr(kind, "__name__", kind)
+            raise CheckpointError(f"{path} is damaged: expected {expected} for '{name}', {found}")
+    return content
 
 
 def finite_or_null(content: Any) -> Any:

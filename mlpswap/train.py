@@ -33,7 +33,7 @@ def train(
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import default_folder, require_same_config, run_folder, write_text
+    from mlpswap.runs import default_folder, finished, require_same_config, run_folder, write_text
     from mlpswap.training import setup
     from mlpswap.training.log import RunLog
 
@@ -54,7 +54,7 @@ def train(
         accelerator.wait_for_everyone()
         if resume:
             require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
-        if resume and (folder / "results.json").exists():
+        if resume and finished(folder, "train"):
             logger.warning("%s is finished; nothing to resume", folder)
             return folder
         model, task = setup.open_host(config, folder, resume=resume, write=main)

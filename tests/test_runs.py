@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from mlpswap.errors import RunFolderError
-from mlpswap.runs import replacing, results, run_folder, write_json
+from mlpswap.errors import CheckpointError, RunFolderError
+from mlpswap.runs import replacing, require_same_config, results, run_folder, write_json
 
 
 def open_run_folder(path, **flags):
@@ -135,3 +135,11 @@ def test_results_are_strict_json(tmp_path):
     assert read["rows"] == [{"c": None}]
     assert read["schema"] == 1
     assert {"versions", "commit", "threads", "seconds"} <= set(read["environment"])
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff", b"- 1", b"", b"a: &x {b: *x}", None])
+def test_settings_that_cannot_be_read_are_named(tmp_path, content):
+    path = tmp_path / "config.yaml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.yaml (cannot be read|should hold)"):
+        require_same_config(tmp_path, {"a": 1})

@@ -1,5 +1,6 @@
 """Saving and loading: everything comes back to the last bit, and nothing that does not belong is accepted."""
 
+import hashlib
 import json
 import shutil
 
@@ -32,6 +33,13 @@ def edit_json(path, change):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+def forge(folder, change):
+    """Change the configuration, and the record's hash of it with it."""
+    edit_json(folder / "config.json", change)
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    edit_json(folder / "tensors.json", lambda c: c["files"].update({"config.json": digest}))
 
 
 def edit_tensors(folder, change):
@@ -149,8 +157,29 @@ DAMAGES = {
     "no record": (lambda f: (f / "tensors.json").unlink(), "tensors.json cannot be read"),
     "empty record": (
         lambda f: edit_json(f / "tensors.json", lambda c: c.clear()),
+        "tensors.json is damaged: expected str for 'config', which is missing",
+    ),
+    "files null": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c.update(files=None)),
+        "tensors.json is damaged: expected dict for 'files', found None",
+    ),
+    "tensors listed": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c.update(tensors=[1])),
+        r"tensors.json is damaged: expected dict for 'tensors', found \[1\]",
+    ),
+    "files forgotten": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c["files"].clear()),
         "tensors.json is not the record of a saved model",
     ),
+    "hash null": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c["files"].update({"facts.json": None})),
+        "facts.json is not the one that was saved",
+    ),
+    "hashes null": (
+        lambda f: edit_json(f / "tensors.json", lambda c: c["tensors"].update(log_s=None)),
+        "tensor log_s is not the one that was saved",
+    ),
+    "record a list": (lambda f: (f / "tensors.json").write_text("[]"), "tensors.json should be an object"),
     "tensor missing": (
         lambda f: edit_tensors(f, _drop_q),
         r"lacks tensor transformer\.h\.0\.attn\.q\.0\.bias",
@@ -164,19 +193,19 @@ DAMAGES = {
         r"tensor transformer\.h\.0\.attn\.q\.0\.bias is not the one",
     ),
     "more layers": (
-        lambda f: edit_json(f / "config.json", lambda c: c.update(n_layer=2)),
+        lambda f: forge(f, lambda c: c.update(n_layer=2)),
         r"model.safetensors (lacks|has the unexpected) tensor transformer\.h\.",
     ),
     "other vocabulary": (
-        lambda f: edit_json(f / "config.json", lambda c: c.update(vocab_size=40)),
+        lambda f: forge(f, lambda c: c.update(vocab_size=40)),
         r"tensor transformer\.wte\.weight is \(19, 16\), but config.json asks for \(40, 16\)",
     ),
     "wider MLP": (
-        lambda f: edit_json(f / "config.json", lambda c: c["fact_mlp"].update(h=25)),
+        lambda f: forge(f, lambda c: c["fact_mlp"].update(h=25)),
         r"mlp\.\w+\.weight is \(.*24.*\), but config.json asks for \(.*25.*\)",
     ),
     "other heads": (
-        lambda f: edit_json(f / "config.json", lambda c: c.update(n_head=4)),
+        lambda f: forge(f, lambda c: c.update(n_head=4)),
         "config.json is not the one that was saved",
     ),
     "other facts": (
@@ -210,15 +239,39 @@ def test_damage_is_refused_by_name(folder, damage, loader):
     ],
 )
 def test_configurations_that_cannot_be_are_refused(folder, change, message):
-    edit_json(folder / "config.json", change)
+    forge(folder, change)
     with pytest.raises(CheckpointError, match=f"config.json: .*{message}"):
         MlpSwapForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c.update(attn_implementation="magic"), lambda c: c.update(torch_dtype="float7")]
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_every_file_that_is_read_is_the_one_that_was_saved(folder, name, change):
+    """Whatever stands in it: nothing is parsed before its hash is checked."""
+    edit_json(folder / name, change)
+    with pytest.raises(CheckpointError, match=f"{name} is not the one that was saved"):
+        MlpSwapForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{", "\0", None])
+def test_a_file_that_holds_something_else_is_refused_by_name(folder, content):
+    for path in sorted(folder.iterdir()):
+        if path.name != "README.md":
+            kept = path.read_bytes()
+            path.unlink()
+            path.mkdir() if content is None else path.write_text(content)
+            with pytest.raises(CheckpointError, match=path.name):
+                MlpSwapForCausalLM.from_pretrained(folder)
+            path.rmdir() if content is None else path.unlink()
+            path.write_bytes(kept)
 
 
 def test_only_local_folders_are_loaded(tmp_path):
     with pytest.raises(CheckpointError, match="local folders only"):
         MlpSwapForCausalLM.from_pretrained("somebody/model")
-    with pytest.raises(CheckpointError, match="config.json"):
+    with pytest.raises(CheckpointError, match="tensors.json"):
         MlpSwapForCausalLM.from_pretrained(tmp_path)
 
 
@@ -231,8 +284,22 @@ def test_what_is_not_finite_is_saved_only_on_demand(tmp_path, value):
         model.save_pretrained(tmp_path / "model")
     assert not list(tmp_path.iterdir())
     model.save_pretrained(tmp_path / "model", allow_nonfinite=True)
-    loaded = MlpSwapForCausalLM.from_pretrained(tmp_path / "model")
+    with pytest.raises(NonFiniteError, match=r"model\.safetensors .*transformer\.h\.0\.mlp\.down\.weight"):
+        MlpSwapForCausalLM.from_pretrained(tmp_path / "model")
+    loaded = MlpSwapForCausalLM.from_pretrained(tmp_path / "model", allow_nonfinite=True)
     assert loaded.state_sha256() == model.state_sha256()
+
+
+@pytest.mark.parametrize(
+    "name", ["log_s", "transformer.h.0.mlp.down.weight", "transformer.h.0.attn.q.0.weight"]
+)
+def test_scores_that_overflow_are_no_answer(name):
+    """Finite weights too large for the forward pass: without the check every answer is <pad>."""
+    model = small_host(qk="mlp")
+    with torch.no_grad():
+        model.get_parameter(name).fill_(1e38)
+    with pytest.raises(NonFiniteError, match="scores .* not finite"):
+        model.ask("The writer of Emma is")
 
 
 def test_saving_into_a_used_folder_replaces_the_model_alone(original, folder):

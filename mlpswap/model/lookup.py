@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.errors import FactsError
+from mlpswap.errors import FactsError, NonFiniteError
 from mlpswap.facts import FactSet
 from mlpswap.model.tokenization import MlpSwapTokenizer, Vocabulary
 
@@ -59,6 +59,20 @@ class FactLookup:
         return F.normalize(table[others], dim=1)
 
     @torch.no_grad()
+    def last_scores(
+        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """The logits after each row's last real token. Raises `NonFiniteError` where they are none to choose by."""
+        logits = self(input_ids, attention_mask=attention_mask, logits_to_keep=1).logits[:, -1]  # type: ignore[operator]
+        spread = logits.amax(dim=1) - logits.amin(dim=1)
+        # An overflow before the last normalisation leaves zeros, of which argmax would take the first: <pad>.
+        if not (torch.isfinite(spread) & (spread > 0)).all():
+            raise NonFiniteError(
+                "the model's scores are not finite, or all the same, so that it has no answer: its weights hold NaN, "
+                "infinity or numbers too large for its precision"
+            )
+        return logits
+
     def ask_top(self, prompt: str, k: int = 5) -> list[tuple[str, float]]:
         """The k likeliest next tokens of the whole vocabulary, as (surface, logit)."""
         entries = self.vocabulary.entries
@@ -69,7 +83,7 @@ class FactLookup:
         longest = self.config.n_positions  # type: ignore[attr-defined]
         if ids.shape[1] > longest:
             raise FactsError(f"the prompt has {ids.shape[1]} tokens: the model takes at most {longest}")
-        best = self(ids, logits_to_keep=1).logits[0, -1].topk(min(k, len(entries)))  # type: ignore[operator]
+        best = self.last_scores(ids)[0].topk(min(k, len(entries)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(entries[token][1], logit) for token, logit in pairs]
 

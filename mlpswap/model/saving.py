@@ -1,8 +1,8 @@
 """Save a host so that it comes back to the last bit, and refuse whatever does not belong together.
 
 Stock loading draws missing tensors at random and prints a table about it. Here `tensors.json` lists the
-SHA-256 of every tensor, of the configuration's own fields and of the side files, and all of them must fit
-before anything loads. Nothing is pickled, nothing is fetched.
+SHA-256 of every tensor and of every file that loading reads, and all of them must fit before anything is
+parsed. Nothing is pickled, nothing is fetched.
 """
 
 import hashlib
@@ -24,9 +24,11 @@ from mlpswap.facts import FactSet
 from mlpswap.model.card import model_card
 from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.tokenization import MlpSwapTokenizer
+from mlpswap.runs import read_json
 
 WEIGHTS, CONFIG, RECORD = "model.safetensors", "config.json", "tensors.json"
 FACTS, HISTORY, VOCABULARY = "facts.json", "history.json", "vocabulary.json"
+CARD, GENERATION = "README.md", "generation_config.json"
 
 
 def tensor_sha256(tensor: Tensor) -> str:
@@ -114,8 +116,8 @@ class StrictCheckpoints:
             (folder / FACTS).write_text(json.dumps(self.facts.to_dict()) + "\n", encoding="ascii")
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(model_card(self.config, self.facts, self.history), encoding="utf-8")
-        files = [folder / name for name in (HISTORY, FACTS, VOCABULARY) if (folder / name).exists()]
+        (folder / CARD).write_text(model_card(self.config, self.facts, self.history), encoding="utf-8")
+        files = [path for path in sorted(folder.iterdir()) if path.name not in (WEIGHTS, CARD)]
         record = {
             "config": _json_sha256(self.config.own_fields()),
             "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
@@ -130,20 +132,23 @@ class StrictCheckpoints:
         *args: Any,
         config: MlpSwapConfig | None = None,
         output_loading_info: bool = False,
+        allow_nonfinite: bool = False,
         **kwargs: Any,
     ):
         """The model saved in a local folder, with its facts, tokenizer and history, in evaluation mode.
 
         Further arguments are those of transformers, such as `dtype` and `device_map`. Raises
         `CheckpointError`, with file and tensor, for anything missing, added, cut, changed or of another
-        shape.
+        shape, and `NonFiniteError` for NaN or infinity unless `allow_nonfinite`.
         """
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: models are loaded from local folders only")
+        record = _read_record(folder)
         config = config if isinstance(config, MlpSwapConfig) else _read_config(folder)
-        record = read_json(folder / RECORD)
-        cls._verify(folder, config, record)
+        tensors = cls._verify(folder, config, record)
+        if not allow_nonfinite:
+            require_finite(tensors, f"{folder / WEIGHTS} cannot be used")
         kwargs |= {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
         model, info = super().from_pretrained(folder, *args, config=config, **kwargs)  # type: ignore[misc]
         if any(info.values()):
@@ -159,10 +164,8 @@ class StrictCheckpoints:
         return (model, info) if output_loading_info else model
 
     @classmethod
-    def _verify(cls, folder: Path, config: MlpSwapConfig, record: dict[str, Any]) -> None:
+    def _verify(cls, folder: Path, config: MlpSwapConfig, record: dict[str, Any]) -> dict[str, Tensor]:
         path = folder / WEIGHTS
-        if not isinstance(record, dict) or not {"config", "files", "tensors"} <= record.keys():
-            raise CheckpointError(f"{folder / RECORD} is not the record of a saved model")
         if not path.exists():
             pickled = any(folder.glob("pytorch_model*.bin"))
             raise CheckpointError(
@@ -180,11 +183,7 @@ class StrictCheckpoints:
                 raise CheckpointError(f"{path}: tensor {name} is {found}, but {CONFIG} asks for {wanted}")
         if _json_sha256(config.own_fields()) != record["config"]:
             raise CheckpointError(f"{folder / CONFIG} is not the one that was saved ({RECORD})")
-        for name, wanted in record["files"].items():
-            side = folder / name
-            if not side.exists() or hashlib.sha256(side.read_bytes()).hexdigest() != wanted:
-                state = "is not the one that was saved" if side.exists() else "is missing"
-                raise CheckpointError(f"{side} {state} ({RECORD})")
+        return tensors
 
 
 def read_tensors(path: Path, hashes: Mapping[str, str]) -> dict[str, Tensor]:
@@ -208,16 +207,27 @@ def _same_names(path: Path, found: set[str], wanted: set[str], where: str) -> No
             raise CheckpointError(f"{path} {words} tensor {shown}, according to {where}")
 
 
+def _read_record(folder: Path) -> dict[str, Any]:
+    """The record of a saved model, once every file in it has proved to be the one that was saved."""
+    path = folder / RECORD
+    record = read_json(path, config=str, files=dict, tensors=dict)
+    if not {CONFIG, GENERATION, HISTORY} <= record["files"].keys():
+        raise CheckpointError(f"{path} is not the record of a saved model")
+    for name, wanted in record["files"].items():
+        side = folder / name
+        try:
+            found = hashlib.sha256(side.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            raise CheckpointError(f"{side} is missing ({RECORD})") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{side} cannot be read: {error}") from error
+        if found != wanted:
+            raise CheckpointError(f"{side} is not the one that was saved ({RECORD})")
+    return record
+
+
 def _read_config(folder: Path) -> MlpSwapConfig:
     try:
         return MlpSwapConfig.from_dict(read_json(folder / CONFIG))
     except (ConfigError, StrictDataclassError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from error
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises `CheckpointError`."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error

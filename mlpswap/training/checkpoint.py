@@ -3,10 +3,10 @@
 There are no generator states to keep: all chance in training is a function of (seed, step).
 """
 
-import json
 import logging
+import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mlpswap.errors import CheckpointError, RunFolderError
-from mlpswap.runs import replacing, write_json
+from mlpswap.runs import read_json, replacing, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -63,21 +63,30 @@ def save_checkpoint(
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+    """The folders of checkpoints, the newest last; whatever else lies there is left alone."""
+    found = {path: re.fullmatch(rf"{_PREFIX}(\d{{8,}})", path.name) for path in folder.glob(f"{_PREFIX}*")}
+    return sorted(
+        (path for path, match in found.items() if match and path.is_dir()), key=lambda path: _step(path)
+    )
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
 
 
 def latest(folder: Path) -> tuple[Path, Progress] | None:
-    """The newest checkpoint in `folder`, None if there is none. Left-overs of a killed write are deleted."""
-    for left_over in folder.glob(f".{_PREFIX}*.tmp"):
-        shutil.rmtree(left_over)
+    """The newest checkpoint in `folder`, None if there is none. Raises `CheckpointError` if it is damaged."""
     found = _checkpoints(folder)
     if not found:
         return None
-    path = found[-1]
+    path = found[-1] / "progress.json"
     try:
-        return path, Progress(**json.loads((path / "progress.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path / 'progress.json'} cannot be read: {error}{_older(found)}") from error
+        content = read_json(path, step=int, processes=int, wandb_id=str | None)
+        if content["step"] != _step(found[-1]) or set(content) != {field.name for field in fields(Progress)}:
+            raise CheckpointError(f"{path} does not belong to {found[-1].name}: found {content}")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_older(found)}") from error
+    return found[-1], Progress(**content)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

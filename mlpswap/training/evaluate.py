@@ -135,7 +135,7 @@ def save_and_show(
     model.save_pretrained(folder / "model", allow_nonfinite=config.allow_nonfinite)
     mlp = next(iter(target.mlps.values())).to("cpu")
     Patch.between_mlps(model, mlp, editor="swap", facts=target.facts).save(folder / "swap.safetensors")
-    saved = MlpSwapForCausalLM.from_pretrained(folder / "model").eval()
+    saved = MlpSwapForCausalLM.from_pretrained(folder / "model", allow_nonfinite=config.allow_nonfinite)
     patch = Patch.load(folder / "swap.safetensors")
 
     fact = torch.arange(min(SHOWN, len(task.facts)))
@@ -144,11 +144,8 @@ def save_and_show(
     batch = task.batch(fact, template, targets=targets)
 
     def answers(host: MlpSwapForCausalLM) -> list[str]:
-        with torch.no_grad():
-            logits = host(batch.input_ids, attention_mask=batch.attention_mask, logits_to_keep=1).logits[
-                :, -1
-            ]
-        return [task.vocabulary.entries[i][1] for i in logits.argmax(dim=1).tolist()]
+        best = host.last_scores(batch.input_ids, batch.attention_mask).argmax(dim=1)
+        return [task.vocabulary.entries[i][1] for i in best.tolist()]
 
     before = answers(saved)
     if not _same_weights(saved, model) or before != answers(model):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, RunFolderError
 from mlpswap.runs import finite_or_null, write_text
 from mlpswap.training.config import WandbOptions
 
@@ -23,11 +23,20 @@ class RunLog:
 
     def __init__(self, folder: Path, *, from_step: int = 0):
         self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and _step(line) <= from_step]
-            write_text(self.path, "".join(kept))
-        self._file = self.path.open("a", encoding="utf-8")
+        try:
+            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            steps = [_step(line) for line in lines]
+            if None in steps:
+                logger.warning("%s: %d unreadable lines are dropped", self.path, steps.count(None))
+            kept = [
+                line
+                for line, step in zip(lines, steps, strict=True)
+                if step is not None and step <= from_step
+            ]
+            write_text(self.path, b"".join(kept).decode())
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be written: {error.strerror}") from error
         self._run: Any = None
 
     def start_wandb(
@@ -101,8 +110,13 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _step(line: str) -> int:
-    return json.loads(line).get("step", 0)
+def _step(line: bytes) -> int | None:
+    """The step of a whole line of the log, None for anything else, such as the half line that a kill leaves."""
+    try:
+        step = json.loads(line.decode())["step"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return step if isinstance(step, int) and line.endswith(b"\n") else None
 
 
 def _has_key(base_url: str) -> bool:

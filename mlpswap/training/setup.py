@@ -1,6 +1,5 @@
 """From a configuration to everything a run needs: facts, task, fact MLPs, host."""
 
-import json
 import logging
 import math
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from torch import Tensor
 from mlpswap import embeddings
 from mlpswap.constructions import build_fact_mlp
 from mlpswap.constructions.base import BuildReport, FactMLP
-from mlpswap.errors import InfeasibleConstructionError
+from mlpswap.errors import CheckpointError, InfeasibleConstructionError
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, build_for_host, build_host
 from mlpswap.randomness import generator
-from mlpswap.runs import write_json
+from mlpswap.runs import read_json, write_json
 from mlpswap.tasks import Task, books_task, ssfr_task
 from mlpswap.training.config import FactsOptions, TrainConfig, construction_and_options
 
@@ -55,9 +54,9 @@ def open_host(
     """
     start = folder / "checkpoints" / "start"
     report = folder / "checkpoints" / "fact_mlp.json"
-    if resume and start.is_dir() and report.is_file():
+    if resume and start.is_dir() and report.exists():
         model = MlpSwapForCausalLM.from_pretrained(start)
-        model.fact_mlp.report = BuildReport.from_dict(json.loads(report.read_text(encoding="utf-8")))
+        model.fact_mlp.report = _read_report(report)
         return model, make_task(config.task, model.known_facts(), config.seed)
     facts = read_facts(config.facts, config.task, config.seed)
     task = make_task(config.task, facts, config.seed)
@@ -67,6 +66,14 @@ def open_host(
         model.save_pretrained(start)
         write_json(report, model.fact_mlp.report.to_dict())
     return model, task
+
+
+def _read_report(path: Path) -> BuildReport:
+    content = read_json(path, construction=str, facts=int, accuracy=float | int, parameters=int, wrong=list)
+    try:
+        return BuildReport.from_dict(content)
+    except TypeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def make_host(config: TrainConfig, task: Task) -> MlpSwapForCausalLM:
