@@ -60,13 +60,12 @@ def build_for_host(
     _check_names(model, facts)
     in_place = model.fact_mlp.config
     construction = construction or ("hebbian" if in_place.kind == "bilinear" else "gd")
-    offered = {field.name for field in fields(registry.get(registry.CONSTRUCTIONS, construction).Config)}
     # Attention is never on the key alone, so the MLP must bear noise. Accuracy after the swap in a host of 256 books with
     # h = 40, mean of four fact sets: noise 0 .971, 0.5 .987, 1 .992, 1.5 .997, 2 .996.
     defaults: dict[str, Any] = {"h": in_place.h, "match_output_norm": True, "noise": 1.5}
     if in_place.kind in KINDS:
         defaults["kind"] = in_place.kind
-    chosen = {name: value for name, value in defaults.items() if name in offered} | dict(options or {})
+    chosen = offered(construction, defaults) | dict(options or {})
     keys = model.norm_input(model.key_rows())  # what the fact MLP reads when attention is on the key alone
     lengths = keys.norm(dim=1)
     spread = float((lengths.max() - lengths.min()) / lengths.mean())
@@ -84,6 +83,12 @@ def build_for_host(
         generator=generator,
         **chosen,
     )
+
+
+def offered(construction: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `defaults` that are options of the construction; a plug-in may have none of them."""
+    names = {field.name for field in fields(registry.get(registry.CONSTRUCTIONS, construction).Config)}
+    return {name: value for name, value in defaults.items() if name in names}
 
 
 def _check_names(model: MlpSwapForCausalLM, facts: FactSet) -> None:
