@@ -42,10 +42,14 @@ def plug_in(what: str) -> Iterator[None]:
 def labels_of(names: Sequence[str]) -> list[str]:
     """The names, each further one of a kind with its number: rome, swap, rome-2. All are distinct."""
     labels: list[str] = []
+    taken, seen = set(names), set()
     for name in names:
-        numbered = (f"{name}-{number}" for number in count(2))
-        taken = {*labels, *names}
-        labels.append(name if name not in labels else next(each for each in numbered if each not in taken))
+        label = name
+        if name in seen:
+            label = next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
+        seen.add(name)
+        taken.add(label)
+        labels.append(label)
     return labels
 
 
