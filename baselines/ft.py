@@ -7,7 +7,7 @@ computed once, and a change of W is a change (W - W0) k of the MLP's output.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import compress, product
 from typing import Any
 
 import torch
@@ -18,21 +18,22 @@ from mlpswap.config import option
 from mlpswap.editing import (
     Adam,
     Adapter,
-    EditConfig,
     EditorState,
     EditRequest,
     EditResult,
+    NumericConfig,
     Objective,
     Statistics,
     check_requests,
     diagnose,
+    refuse_nonfinite,
     the_site,
 )
 from mlpswap.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class FineTuningConfig(EditConfig):
+class FineTuningConfig(NumericConfig):
     """Settings of FT-L. The published clamps are 5e-5 (GPT-J) to 2e-3 (GPT-2 medium)."""
 
     lr: float = option(5e-4, "Adam's learning rate, > 0")
@@ -43,6 +44,7 @@ class FineTuningConfig(EditConfig):
     train_bias: bool = option(False, "train the bias too, as the original does")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lr <= 0 or self.epochs < 1 or self.batch_size < 1:
             raise ConfigError(
                 f"lr must be positive, epochs and batch_size at least 1: "
@@ -76,15 +78,26 @@ class FineTuning:
         if config.train_bias and bias is None:
             raise ConfigError("train_bias: this down-projection has no bias")
         kept, refused = check_requests(adapter, requests, config.on_conflict)
+        if kept:
+            objective = adapter.objective(kept, site)
+            keys = adapter.keys(adapter.prompts(kept), site).to(objective.output.dtype)
+            sound = keys.isfinite().all(dim=1) & losses_of(objective, config.batch_size).isfinite()
+            refused |= refuse_nonfinite(kept, sound.cpu(), config)
+            kept, objective, keys = list(compress(kept, sound.tolist())), objective[sound], keys[sound]
         if not kept:
             nothing = diagnose(requests, (), refused, ["no request was left to carry out"])
             return EditResult(adapter.patch(site, None, editor=self.name), None, nothing)
-        objective = adapter.objective(kept, site)
-        keys = adapter.keys(adapter.prompts(kept), site).to(objective.output.dtype)
         changes = [torch.zeros_like(adapter.weight(site), dtype=keys.dtype)]
         if bias is not None:
             changes.append(torch.zeros_like(bias, dtype=keys.dtype))
         first, last, epochs = fine_tune(objective, keys, changes, config)
+        if not all(change.isfinite().all() for change in changes):
+            everyone = torch.zeros(len(kept), dtype=torch.bool)
+            refused |= refuse_nonfinite(kept, everyone, config, f"training diverged at lr = {config.lr}")
+            nothing = diagnose(
+                requests, (), refused, [f"ft: training diverged at lr = {config.lr}: nothing changes"]
+            )
+            return EditResult(adapter.patch(site, None, editor=self.name), None, nothing)
         delta, shift = changes[0], changes[1] if config.train_bias else None
         return EditResult(
             adapter.patch(site, delta, bias=shift, editor=self.name, requests=kept),
@@ -113,6 +126,12 @@ class FineTuning:
         return {"lr": 1e-2, "clamp": None, "epochs": 200}
 
 
+def losses_of(objective: Objective, batch_size: int) -> Float[Tensor, " n"]:
+    """Before any step, in batches: what is NaN here would be NaN in its whole batch."""
+    parts = [objective[start : start + batch_size] for start in range(0, len(objective), batch_size)]
+    return torch.cat([part.nll(torch.zeros_like(part.output)) for part in parts])
+
+
 def fine_tune(
     objective: Objective, keys: Float[Tensor, "n h"], changes: list[Tensor], config: FineTuningConfig
 ) -> tuple[float, float, int]:
@@ -137,7 +156,8 @@ def fine_tune(
             for change, gradient, adam in zip(changes, gradients, optimisers, strict=True):
                 adam.step(change, gradient)
                 if config.clamp is not None:
-                    change.clamp_(-config.clamp, config.clamp)
+                    box = min(config.clamp, torch.finfo(change.dtype).max)
+                    change.clamp_(-box, box)
         last = total / len(keys)
         first = last if epoch == 1 else first
         if last < config.enough:

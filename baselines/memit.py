@@ -21,6 +21,7 @@ from mlpswap.editing import (
     Statistics,
     SymmetricFactor,
     Writer,
+    check_policy,
     exact,
     moment_at,
 )
@@ -61,6 +62,7 @@ class MemitConfig(ClippedConfig):
         super().__post_init__()
         if self.lam < 0:
             raise ConfigError(f"lam must not be negative: found {self.lam}")
+        check_policy(self.on_singular)
 
 
 class Memit(ClosedFormEditor):

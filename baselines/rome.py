@@ -27,6 +27,7 @@ from mlpswap.editing import (
     Statistics,
     SymmetricFactor,
     Writer,
+    check_policy,
     exact,
     moment_at,
 )
@@ -69,6 +70,10 @@ class RomeConfig(ResidualConfig):
     on_singular: str = option(
         "error", "singular C0: 'error', 'pinv' (its range only) or 'ridge' (1e-6 trace/h)"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_policy(self.on_singular)
 
     @property
     def residual_options(self) -> ResidualOptions:

@@ -101,15 +101,17 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
     """The dataclass `schema` filled from a mapping: the second step for editors and constructions.
 
     The keys of a plug-in's own `Config` are known only once its name is; so they travel as a plain mapping until then.
+    Raises `ConfigError`.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
         _require_finite(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # OmegaConf raises much, and a plug-in's own checks anything
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
 
 
@@ -166,8 +168,8 @@ def _one_line(error: Exception) -> str:
 
 def _hint(schema: type, error: Exception) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
-    known = [name for name, *_ in describe(schema)]
-    if not key or key in known or "did you mean" in str(error).lower():
+    if not key or "did you mean" in str(error).lower():
         return ""
+    known = [name for name, *_ in describe(schema)]
     near = difflib.get_close_matches(str(key), known, n=1)
     return f"; did you mean '{near[0]}'?" if near else ""

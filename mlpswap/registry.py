@@ -6,13 +6,16 @@ cannot be imported is listed as broken and harms nothing else.
 
 import difflib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from itertools import count
 from typing import Any
 
-from mlpswap.errors import RegistryError
+from mlpswap.errors import MlpSwapError, RegistryError
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +24,33 @@ EDITORS = "mlpswap.editors"
 
 _REQUIRED = {CONSTRUCTIONS: ("name", "Config", "build"), EDITORS: ("name", "Config", "edit")}
 _NOUN = {CONSTRUCTIONS: "construction", EDITORS: "editor"}
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+@contextmanager
+def plug_in(what: str) -> Iterator[None]:
+    """Run code that may be anybody's: whatever it raises becomes a `RegistryError` that begins with `what`."""
+    try:
+        yield
+    except MlpSwapError as error:  # it is a sentence already
+        raise RegistryError(f"{what}: {error}") from error
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        raise RegistryError(f"{what}: {type(error).__name__}: {text}".removesuffix(": ")) from error
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """The names, each further one of a kind with its number: rome, swap, rome-2. All are distinct."""
+    labels: list[str] = []
+    taken, seen = set(names), set()
+    for name in names:
+        label = name
+        if name in seen:
+            label = next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
+        seen.add(name)
+        taken.add(label)
+        labels.append(label)
+    return labels
 
 
 @dataclass(frozen=True)
@@ -37,21 +67,17 @@ class Entry:
 
     def load(self) -> Any:
         """Import the class, check its members and return an instance. Raises `RegistryError`."""
-        noun = _NOUN[self.group]
-        try:
+        what = f"{_NOUN[self.group]} '{self.name}' of {self.distribution}"
+        if not _NAME.fullmatch(self.name):  # it becomes part of file names
+            raise RegistryError(f"{what}: expected a name of letters, digits, '_', '.' and '-'")
+        with plug_in(f"{what} {self.version} cannot be loaded"):
             thing = self.point.load()
             thing = thing() if isinstance(thing, type) else thing
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a plug-in may fail in any way; the reason is passed on in one sentence
-            raise RegistryError(
-                f"{noun} '{self.name}' of {self.distribution} {self.version} cannot be loaded: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        missing = [member for member in _REQUIRED[self.group] if not hasattr(thing, member)]
+            missing = [member for member in _REQUIRED[self.group] if not hasattr(thing, member)]
         if missing:
-            raise RegistryError(f"{noun} '{self.name}' of {self.distribution} lacks {', '.join(missing)}")
+            raise RegistryError(f"{what} lacks {', '.join(missing)}")
+        if not (isinstance(thing.Config, type) and is_dataclass(thing.Config)):
+            raise RegistryError(f"{what}: expected a dataclass as its Config, found {thing.Config!r}")
         return thing
 
     def problem(self) -> str | None:
@@ -75,7 +101,7 @@ def _entries(group: str) -> dict[str, Entry]:
             if found[point.name].distribution != distribution:
                 shadowed.setdefault(point.name, []).append(distribution)
                 logger.warning(
-                    "%s '%s' of %s is ignored: %s has that name already",
+                    "%s '%s' of %r is ignored: %s has that name already",
                     _NOUN[group], point.name, distribution, found[point.name].distribution,
                 )  # fmt: skip
             continue

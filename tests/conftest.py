@@ -30,6 +30,31 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+@pytest.fixture
+def plugged(monkeypatch):
+    """Let classes of tests/plug_ins.py be installed beside what is built in: plugged(group, name="Class")."""
+    from importlib.metadata import EntryPoint
+    from types import SimpleNamespace
+
+    from mlpswap import registry
+
+    def install(group, **classes):
+        real = registry.entry_points
+        own = [
+            EntryPoint(name, f"tests.plug_ins:{cls}", group)._for(SimpleNamespace(name="other", version="9"))
+            for name, cls in classes.items()
+        ]
+        monkeypatch.setattr(
+            registry,
+            "entry_points",
+            lambda group: [*real(group=group), *(p for p in own if p.group == group)],
+        )
+        registry._entries.cache_clear()
+
+    yield install
+    registry._entries.cache_clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Two threads that wait for a busy core are slower than one, by up to eight times."""

@@ -19,6 +19,7 @@ from mlpswap.randomness import generator
 from tests.reference import ALTERED, Bench, books_host
 
 CLOSED_FORM = ["rome", "memit", "alphaedit"]
+NUMERIC = [*CLOSED_FORM, "ft"]
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_grid_factors_once_per_system(bench, name, monkeypatch):
     assert len(made) == {"rome": 1, "memit": 4, "alphaedit": 3}[name]
 
 
-@pytest.mark.parametrize("name", CLOSED_FORM)
+@pytest.mark.parametrize("name", NUMERIC)
 def test_nan_in_a_request_drops_it(bench, name):
     """The others are edited as if it had not been there; or everything stops, if asked to."""
     clean = bench.edit(name, [bench.requests[0], bench.requests[2]])
@@ -102,6 +103,21 @@ def test_nan_in_a_request_drops_it(bench, name):
     torch.testing.assert_close(change_of(result), change_of(clean), rtol=1e-10, atol=1e-12)
     with pytest.raises(NonFiniteError, match=bench.requests[1].id):
         bench.edit(name, on_nonfinite="raise")
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_absurd_rate_is_refused_by_request(name, dtype):
+    """Steps beyond the largest number end in NaN, which costs each request; no number is too large to be told so."""
+    bench = Bench(dtype=dtype)
+    options = {"lr": 1e308, "clamp": None} if name == "ft" else {"lr": 1e308, "on_singular": "ridge"}
+    options = {key: value for key, value in options.items() if name != "alphaedit" or key == "lr"}
+    result = bench.edit(name, **options)
+    assert result.patch.is_empty
+    assert result.diagnostics["refused"].keys() == bench.wanted.keys()
+    assert result.diagnostics["notes"]
+    with pytest.raises(NonFiniteError, match=bench.requests[0].id):
+        bench.edit(name, **options, on_nonfinite="raise")
 
 
 @pytest.mark.parametrize("name", CLOSED_FORM)
@@ -232,6 +248,10 @@ def test_clip_shortens_residuals(bench):
         ("alphaedit", {"null_of": "both"}),
         ("ft", {"clamp": 0.0}),
         ("ft", {"epochs": 0}),
+        ("ft", {"on_nonfinite": "ignore"}),
+        ("swap", {"on_conflict": "first"}),
+        ("rome", {"on_singular": "maybe"}),
+        ("memit", {"on_singular": "maybe"}),
         ("rome", {"clip": 0.5}),
     ],
 )

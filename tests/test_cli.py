@@ -121,6 +121,17 @@ def test_list_shows_what_there_is(capsys):
         assert "BROKEN" not in out
 
 
+def test_a_plug_in_cannot_drive_the_terminal(capsys, plugged):
+    """Names, descriptions and errors of plug-ins are other people's text."""
+    plugged("mlpswap.editors", coloured="Coloured", lost="Lost\x1b[31m", **{"na\x1bme": "Coloured"})
+    assert main(["list", "editors"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"Red \x1b[31m text" in out
+    assert "second line" not in out
+    assert out.count("BROKEN") == 2
+
+
 @pytest.mark.parametrize(
     "mistake",
     [

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from mlpswap.config import build_options, describe, find_config, load_config, option, to_plain, to_yaml
+from mlpswap.editing.swap import SwapConfig
 from mlpswap.errors import ConfigError
 from mlpswap.training.config import TrainConfig
+from tests.plug_ins import Own
 
 
 @dataclass
@@ -95,6 +97,17 @@ def test_options_of_a_plug_in_are_checked_in_a_second_step():
     assert build_options(Inner, {"width": 4}, "editor x") == Inner(4)
     with pytest.raises(ConfigError, match="editor x.*depth"):
         build_options(Inner, {"depth": 4}, "editor x")
+
+
+@pytest.mark.parametrize("options", [{"options": [1]}, {"options": 3}, {"options": {"a": object()}}])
+def test_options_that_omegaconf_stumbles_over_are_refused_in_a_sentence(options):
+    with pytest.raises(ConfigError, match="^editor swap: "):
+        build_options(SwapConfig, options, "editor swap")
+
+
+def test_whatever_a_plug_in_says_against_its_options_is_a_sentence():
+    with pytest.raises(ConfigError, match="editor own: .*no size is right"):
+        build_options(Own.Config, {}, "editor own")
 
 
 def test_every_field_has_help():

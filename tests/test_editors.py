@@ -136,6 +136,22 @@ def test_repeated_and_contradictory_requests(bench, name):
 
 
 @pytest.mark.parametrize("name", EDITORS)
+def test_requests_without_an_id_of_their_own_are_merged_and_compared_too(bench, name):
+    """Their id is the key: the same wish twice is one edit, two wishes clash, and a second prompt is a request more."""
+    key, value = next(iter(bench.wanted.items()))
+    result = bench.edit(name, [*bench.requests, bench.ask(key, value)])
+    assert result.diagnostics["edited"] == list(bench.wanted)
+    assert list(result.diagnostics["refused"]) == [f"{key}-2"]
+    assert result.patch.altered == bench.edit(name).patch.altered
+    clash = [bench.ask(key, bench.facts.value_of(bench.facts.keys[-1])), *bench.requests]
+    with pytest.raises(RequestError, match=f"{key}, {key}-2 ask for different targets"):
+        bench.edit(name, clash)
+    assert bench.edit(name, clash, on_conflict="last").patch.altered == bench.edit(name).patch.altered
+    with pytest.raises(RequestError, match="two facts .*'same'"):
+        bench.edit(name, [bench.ask(key, value, id="same") for key, value in bench.wanted.items()])
+
+
+@pytest.mark.parametrize("name", EDITORS)
 def test_an_edit_that_changes_nothing_is_counted(bench, name):
     key = bench.facts.keys[0]
     result = bench.edit(name, [bench.ask(key, bench.facts.value_of(key)), bench.requests[1]])

@@ -107,6 +107,20 @@ def test_success_compares_new_and_old_value(edited):
     assert found.tolist() == (logits[rows, new] > logits[rows, old]).tolist()
 
 
+def test_success_is_about_values_that_changed(edited):
+    """A permutation has fixed points. Where the new value is the old one neither can be likelier."""
+    after = edited.task.facts.alter({"k0": edited.after.value_of("k0")})
+    probes = Probes.of(
+        edited.model, edited.task, after, altered=ALTERED, preserved=PRESERVED, edit_template=edited.templates
+    )
+    found = scores(probes, outcomes(edited.model, edited.mlp, probes))
+    whole = outcomes(edited.model, edited.mlp, edited.probes)["success"]
+    assert found["success"] == float(whole[0])
+    nothing = scores(probes, outcomes(edited.model, edited.mlp, probes), among=torch.tensor([1, 2, 8]))
+    assert math.isnan(nothing["success"])
+    assert not math.isnan(nothing["efficacy"])
+
+
 def test_scores_of_some_facts(edited):
     """Restricted to a half, as where settings are selected on one half and reported on the other."""
     found = outcomes(edited.model, edited.mlp, edited.probes, PROBES)

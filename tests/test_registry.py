@@ -6,7 +6,7 @@ import pytest
 
 from mlpswap import registry
 from mlpswap.errors import RegistryError
-from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries, get
+from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries, get, labels_of
 
 
 class Distribution:
@@ -67,3 +67,18 @@ def test_a_broken_plug_in_is_shown_and_harms_nobody(with_points):
     assert get(EDITORS, "memit").name == "memit"
     with pytest.raises(RegistryError, match="plugin 9.9 cannot be loaded"):
         get(EDITORS, "lost")
+
+
+def test_a_plug_in_without_a_typed_configuration_or_with_a_name_that_is_no_file_name_is_refused(plugged):
+    """Its options could not be checked, and its patches not be saved."""
+    plugged(EDITORS, untyped="NoDataclass", **{"a/b": "Coloured"})
+    with pytest.raises(RegistryError, match="'untyped'.*dataclass.*found 5"):
+        get(EDITORS, "untyped")
+    with pytest.raises(RegistryError, match="'a/b'.*letters, digits"):
+        get(EDITORS, "a/b")
+
+
+def test_labels_are_distinct():
+    """Even where a name looks like a label, as another entry's own name may."""
+    assert labels_of(["rome", "swap", "rome", "rome"]) == ["rome", "swap", "rome-2", "rome-3"]
+    assert labels_of(["gd", "gd", "gd-2"]) == ["gd", "gd-3", "gd-2"]

@@ -5,12 +5,15 @@ import inspect
 import pytest
 import torch
 
-from mlpswap import FactSet, build_fact_mlp, swap_fact_mlp
+from mlpswap import FactSet, build_fact_mlp, registry, swap_fact_mlp
 from mlpswap.commands.swap import compare
+from mlpswap.config import load_config
 from mlpswap.constructions.base import margins
 from mlpswap.errors import ConfigError, FactsError, InfeasibleConstructionError, RegistryError
 from mlpswap.model import MlpSwapConfig, Vocabulary, build_for_host, build_host
 from mlpswap.model.swap import _check_names
+from mlpswap.training.config import TrainConfig
+from mlpswap.training.setup import make_host, make_swap_target, make_task, read_facts
 from tests.hosts import FACTS, WORDS, random_mlp, small_host
 
 ALTERED = FACTS.alter({"Emma": "James Joyce", "The Waves": "Stephen King"})
@@ -193,3 +196,15 @@ def test_one_fact_and_one_value_work(facts, construction):
     ids = torch.tensor(list(vocabulary.key_ids))[:, None]
     answers = [vocabulary.entries[i][1] for i in model(ids).logits[:, -1].argmax(dim=1).tolist()]
     assert answers == [value for _, value in swapped.pairs()]
+
+
+def test_a_construction_without_the_usual_options_trains_and_swaps(plugged):
+    """h, kind, noise and match_output_norm are defaults for those who have them; a plug-in may have none."""
+    plugged(registry.CONSTRUCTIONS, plain="Plain")
+    words = ["facts.count=32", "host.n_embd=64", "mlp={construction: plain}"]
+    config = load_config(
+        TrainConfig, None, [*words, "swap.constructions=[{construction: plain}, {construction: plain}]"]
+    )
+    model = make_host(config, make_task("books", read_facts(config.facts, "books", 0), 0))
+    assert model.fact_mlp.config.h == 96
+    assert list(make_swap_target(config, model, "swap").mlps) == ["plain", "plain-2"]

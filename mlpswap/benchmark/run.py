@@ -36,7 +36,7 @@ from mlpswap.errors import ConfigError, SingularMomentError
 from mlpswap.model import Patch
 from mlpswap.model.find import load_host, model_folder
 from mlpswap.randomness import generator
-from mlpswap.registry import EDITORS, get
+from mlpswap.registry import EDITORS, get, labels_of
 from mlpswap.runs import (
     default_folder,
     progress_interval,
@@ -127,14 +127,6 @@ def benchmark(
         write_report(folder)
         print(f"report: {folder / 'report.html'}")
     return folder
-
-
-def labels_of(names: Sequence[str]) -> list[str]:
-    """The editors' names in the table; the second of one name, with other options, gets a number."""
-    return [
-        name if names.index(name) == place else f"{name}-{names[: place + 1].count(name)}"
-        for place, name in enumerate(names)
-    ]
 
 
 def settings_of(entry: dict[str, Any]) -> tuple[Any, list[Any]]:

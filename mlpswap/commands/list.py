@@ -6,6 +6,7 @@ import yaml
 
 from mlpswap.commands.config import ListConfig
 from mlpswap.config import packaged_presets
+from mlpswap.facts import printable
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
 
 
@@ -18,14 +19,14 @@ def list_things(config: ListConfig, **_: Any) -> None:
 def _registered(group: str) -> None:
     for entry in entries(group):
         problem = entry.problem()
-        origin = f"{entry.origin}, {entry.distribution} {entry.version}"
-        if problem:
-            print(f"{entry.name:12} [{origin}] BROKEN: {problem}")
-            continue
-        text = (type(entry.load()).__doc__ or "").strip().split("\n")[0]
-        print(f"{entry.name:12} [{origin}] {text}")
+        text = f"BROKEN: {problem}" if problem else _first_line(type(entry.load()).__doc__)
+        print(printable(f"{entry.name:12} [{entry.origin}, {entry.distribution} {entry.version}] {text}"))
         for other in entry.shadowed:
-            print(f"{'':12} ({other} offers the same name and is ignored)")
+            print(printable(f"{'':12} ({other} offers the same name and is ignored)"))
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0]
 
 
 def _constructions() -> None:

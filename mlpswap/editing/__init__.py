@@ -7,15 +7,17 @@ from mlpswap.editing.editor import (
     Editor,
     EditorState,
     EditResult,
+    NumericConfig,
     Statistics,
     check_requests,
     diagnose,
     moment_at,
+    refuse_nonfinite,
     statistics_of,
     the_site,
 )
 from mlpswap.editing.host import HostAdapter
-from mlpswap.editing.moments import SecondMoment, SymmetricFactor, exact
+from mlpswap.editing.moments import SecondMoment, SymmetricFactor, check_policy, exact
 from mlpswap.editing.requests import EditRequest, Prompts, requests_of
 from mlpswap.editing.residuals import (
     Adam,
@@ -38,6 +40,7 @@ __all__ = [
     "EditorState",
     "FactAdapter",
     "HostAdapter",
+    "NumericConfig",
     "Objective",
     "Prompts",
     "ResidualConfig",
@@ -47,12 +50,14 @@ __all__ = [
     "Statistics",
     "SymmetricFactor",
     "Writer",
+    "check_policy",
     "check_requests",
     "clip_residuals",
     "diagnose",
     "exact",
     "moment_at",
     "optimise_residuals",
+    "refuse_nonfinite",
     "requests_of",
     "statistics_of",
     "the_site",

@@ -18,18 +18,19 @@ from torch import Tensor
 from mlpswap.config import option
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.editor import (
-    EditConfig,
     EditorState,
     EditResult,
+    NumericConfig,
     Statistics,
     check_requests,
     diagnose,
+    refuse_nonfinite,
     the_site,
 )
 from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import EditRequest
 from mlpswap.editing.residuals import ResidualOptions, clip_residuals
-from mlpswap.errors import ConfigError, NonFiniteError, RequestError
+from mlpswap.errors import ConfigError, RequestError
 from mlpswap.facts import printable
 
 logger = logging.getLogger(__name__)
@@ -38,18 +39,14 @@ UNCONVERGED = 0.6931  # nats: the target has less than half of the probability
 
 
 @dataclass(frozen=True)
-class ResidualConfig(EditConfig):
+class ResidualConfig(NumericConfig):
     """Settings of the residual optimisation."""
 
     steps: int = option(25, "Adam steps of each residual, >= 1; published: 10, 25, 100")
     lr: float = option(0.05, "Adam's learning rate, > 0; published: 0.005, 0.05, 0.5")
-    on_nonfinite: str = option(
-        "drop", "NaN or infinity in a request's key, residual or loss: 'drop' or 'raise'"
-    )
 
     def __post_init__(self) -> None:
-        if self.on_nonfinite not in ("drop", "raise"):
-            raise ConfigError(f"on_nonfinite must be 'drop' or 'raise': found '{self.on_nonfinite}'")
+        super().__post_init__()
         _ = self.residual_options  # which checks them
 
     @property
@@ -124,14 +121,11 @@ def gather(
     residuals, losses = exact(run.residuals), exact(run.losses)
     sound = keys.isfinite().all(dim=1) & residuals.isfinite().all(dim=1) & losses.isfinite()
     helpless = sound & exact((run.first_gradients == 0) & (run.first_losses > 0)).bool()
-    for request, ok, no_influence in zip(kept, sound.tolist(), helpless.tolist(), strict=True):
-        where = f"request '{printable(request.id)}'"
-        if no_influence:
-            raise RequestError(f"{where}: the edited token has no influence on the prediction")
-        if not ok:
-            refused[request.id] = "NaN or infinity in its key, residual or loss"
-            if config.on_nonfinite == "raise":
-                raise NonFiniteError(f"{where}: {refused[request.id]}")
+    for request in compress(kept, helpless):
+        raise RequestError(
+            f"request '{printable(request.id)}': the edited token has no influence on the prediction"
+        )
+    refused |= refuse_nonfinite(kept, sound, config)
     return Gathered(tuple(compress(kept, sound)), keys[sound].T, residuals[sound].T, losses[sound], refused)
 
 

@@ -6,17 +6,18 @@ The caller applies, times, scores, undoes and saves, the same way for every edit
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mlpswap.config import option
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, NonFiniteError
 from mlpswap.facts import printable
 from mlpswap.model.patch import Patch
 
@@ -80,6 +81,23 @@ class EditConfig:
         "error", "one fact, two targets: 'error' refuses, 'last' keeps the last request"
     )
 
+    def __post_init__(self) -> None:
+        merge_requests((), (), self.on_conflict)  # which checks it
+
+
+@dataclass(frozen=True)
+class NumericConfig(EditConfig):
+    """What editors that compute from keys and losses let the user choose besides."""
+
+    on_nonfinite: str = option(
+        "drop", "NaN or infinity in a request's key, residual or loss: 'drop' or 'raise'"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on_nonfinite not in ("drop", "raise"):
+            raise ConfigError(f"on_nonfinite must be 'drop' or 'raise': found '{self.on_nonfinite}'")
+
 
 def statistics_of(adapter: Adapter, prompts: Prompts | Iterable[Prompts]) -> dict[int, SecondMoment]:
     """Second moments of the keys at the last tokens of `prompts`, for every site: the preserved facts' edit
@@ -103,6 +121,19 @@ def check_requests(
     for name, reason in left_out.items():
         logger.info("request '%s' left out: %s", printable(name), reason)
     return kept, left_out
+
+
+def refuse_nonfinite(
+    requests: Sequence[EditRequest],
+    finite: Bool[Tensor, " N"],
+    config: NumericConfig,
+    reason: str = "NaN or infinity in its key, residual or loss",
+) -> dict[str, str]:
+    """Id -> reason of the requests that are not finite. Raises `NonFiniteError` instead if the config says so."""
+    refused = {request.id: reason for request in compress(requests, ~finite)}
+    if refused and config.on_nonfinite == "raise":
+        raise NonFiniteError(f"request '{printable(next(iter(refused)))}': {reason}")
+    return refused
 
 
 def the_site(adapter: Adapter) -> int:

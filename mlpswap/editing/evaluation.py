@@ -37,7 +37,8 @@ DEFINITIONS: dict[str, str] = {
     "paraphrase_unseen": "the same on templates 17-32, never trained",
     "specificity": "share of preserved facts whose old value is the top answer to their edit prompt",
     "specificity_paraphrase": "the same on the 15 trained templates other than the edit prompt's",
-    "success": "share of altered facts whose new value is likelier than the old one, on the edit prompt",
+    "success": "share of altered facts whose new value is likelier than the old one, on the edit prompt; "
+    "those that keep their value by chance have no two values to compare and are left out",
     "score_harmonic": "harmonic mean of efficacy, paraphrase and specificity; 0 if one of them is 0",
     "score_geometric": "their geometric mean; never less than score_harmonic, so never compare the two",
     "nonfact_ce_ratio": "cross-entropy of predicted tokens other than the value, after / before, same prompts",
@@ -156,6 +157,11 @@ class Probes:
     caches: Mapping[str, PromptCache]
     old: Int[Tensor, " N"]
 
+    @property
+    def changed(self) -> Bool[Tensor, " N"]:
+        """Which rows of "efficacy" ask for another value than the old one."""
+        return self.caches["efficacy"].wanted != self.old
+
     @classmethod
     def of(
         cls,
@@ -195,10 +201,11 @@ class Probes:
 def outcomes(
     model: MlpSwapForCausalLM, mlp: FactMLP, probes: Probes, names: Sequence[str] = CORE
 ) -> dict[str, Bool[Tensor, " n"]]:
-    """What happened at each prompt of the named probes, and "success" along with "efficacy"."""
+    """What happened at each prompt of the named probes, and along with "efficacy" the "success" of its changed rows."""
     found = {name: correct(model, mlp, probes.caches[name]) for name in names}
     if "efficacy" in names:
-        found["success"] = likelier(model, mlp, probes.caches["efficacy"], probes.old)
+        changed = probes.changed
+        found["success"] = likelier(model, mlp, probes.caches["efficacy"][changed], probes.old[changed])
     return found
 
 
@@ -207,7 +214,7 @@ def scores(
 ) -> dict[str, float]:
     """Means over facts, of all or of those in `among`, with both scores. What has no fact is NaN, never 0."""
     facts = {name: cache.facts for name, cache in probes.caches.items()}
-    facts["success"] = facts["efficacy"]
+    facts["success"] = facts["efficacy"][probes.changed]
     means = {name: mean_over_facts(outcome, facts[name], among) for name, outcome in found.items()}
     three = [means[name] for name in CORE]
     return means | {"score_harmonic": score_harmonic(*three), "score_geometric": score_geometric(*three)}

@@ -30,6 +30,12 @@ def exact(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64)
 
 
+def check_policy(on_singular: str) -> None:
+    """Raise `ConfigError` for a way to treat singular matrices that does not exist."""
+    if on_singular not in POLICIES:
+        raise ConfigError(f"on_singular must be one of {', '.join(POLICIES)}: found '{on_singular}'")
+
+
 class SymmetricFactor:
     """A positive semi-definite matrix M (h, h), ready to solve M x = b many times.
 
@@ -40,8 +46,7 @@ class SymmetricFactor:
     """
 
     def __init__(self, matrix: Float[Tensor, "h h"], *, on_singular: str = "error", name: str = "matrix"):
-        if on_singular not in POLICIES:
-            raise ConfigError(f"on_singular must be one of {', '.join(POLICIES)}: found '{on_singular}'")
+        check_policy(on_singular)
         matrix = exact(matrix)
         matrix = (matrix + matrix.T) / 2
         if not torch.isfinite(matrix).all():

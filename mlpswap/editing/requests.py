@@ -1,7 +1,7 @@
 """Edit requests and prompts, as token ids. Turning text into ids is the business of the model's adapter."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlpswap.errors import ConfigError, RequestError
 from mlpswap.facts import printable
+from mlpswap.registry import labels_of
 from mlpswap.tasks.base import Batch
 
 
@@ -92,16 +93,18 @@ def merge_requests(
 
     `subjects` says which fact each request is about. Equal prompts with equal targets are merged. One
     subject with two targets raises `RequestError` with the ids, or, with `on_conflict="last"`, the last
-    request's target holds and requests for another one are left out. Ids must be distinct.
+    request's target holds and requests for another one are left out. Requests of one subject that share
+    their id, as those without an id of their own do, are told apart by a number: Emma, Emma-2. An id that
+    two subjects share raises `RequestError`.
     """
     if on_conflict not in ("error", "last"):
         raise ConfigError(f"on_conflict must be 'error' or 'last': found '{on_conflict}'")
-    ids = [request.id for request in requests]
-    if len(set(ids)) != len(ids):
-        twice = sorted({each for each in ids if ids.count(each) > 1})
-        raise RequestError(
-            f"ids of requests must be distinct: {', '.join(map(printable, twice[:8]))} stand more than once"
-        )
+    owners: dict[str, Hashable] = {}
+    for subject, request in zip(subjects, requests, strict=True):
+        if owners.setdefault(request.id, subject) != subject:
+            raise RequestError(f"two facts have requests of the same id, '{printable(request.id)}'")
+    labels = labels_of([request.id for request in requests])
+    requests = [replace(request, id=label) for request, label in zip(requests, labels, strict=True)]
     last = dict(zip(subjects, requests, strict=True))
     kept: dict[tuple[int, ...], EditRequest] = {}
     left_out: dict[str, str] = {}

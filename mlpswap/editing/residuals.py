@@ -57,7 +57,7 @@ class Objective:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, rows: slice) -> "Objective":
+    def __getitem__(self, rows: slice | Tensor) -> "Objective":
         return Objective(self.gate[rows], self.rest[rows], self.output[rows], self.targets[rows], self.head)
 
     def nll(self, r: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -96,7 +96,8 @@ class Adam:
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = second.sqrt().div_((1 - beta2**self.steps) ** 0.5).add_(self.eps)
-        parameter.addcdiv_(first, root, value=-self.lr / (1 - beta1**self.steps))
+        rate = min(self.lr / (1 - beta1**self.steps), torch.finfo(parameter.dtype).max)
+        parameter.addcdiv_(first, root, value=-rate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,16 +64,12 @@ def build_for_host(
     _check_names(model, facts)
     in_place = model.fact_mlp.config
     construction = construction or ("hebbian" if in_place.kind == "bilinear" else "gd")
-    schema = registry.get(registry.CONSTRUCTIONS, construction).Config
-    # Options may be named like an argument of build_fact_mlp, which would then take them for its own.
-    build_options(schema, options or {}, f"construction '{construction}'")
-    offered = {field.name for field in fields(schema)}
     # Attention is never on the key alone, so the MLP must bear noise. Accuracy after the swap in a host of 256 books with
     # h = 40, mean of four fact sets: noise 0 .971, 0.5 .987, 1 .992, 1.5 .997, 2 .996.
     defaults: dict[str, Any] = {"h": in_place.h, "match_output_norm": True, "noise": 1.5}
     if in_place.kind in KINDS:
         defaults["kind"] = in_place.kind
-    chosen = {name: value for name, value in defaults.items() if name in offered} | dict(options or {})
+    chosen = with_defaults(construction, options or {}, defaults)
     keys = model.norm_input(model.key_rows())  # what the fact MLP reads when attention is on the key alone
     lengths = keys.norm(dim=1)
     spread = float((lengths.max() - lengths.min()) / lengths.mean())
@@ -92,6 +88,20 @@ def build_for_host(
         strict=strict,
         **chosen,
     )
+
+
+def with_defaults(
+    construction: str, options: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`options`, and those of `defaults` that are options of the construction; a plug-in may have none of them.
+
+    Raises `ConfigError` for options that the construction lacks, also for those named like an argument of
+    `build_fact_mlp`.
+    """
+    schema = registry.get(registry.CONSTRUCTIONS, construction).Config
+    build_options(schema, options, f"construction '{construction}'")
+    names = {field.name for field in fields(schema)}
+    return {name: value for name, value in defaults.items() if name in names} | dict(options)
 
 
 def _check_names(model: MlpSwapForCausalLM, facts: FactSet) -> None:

@@ -14,7 +14,9 @@ from mlpswap.constructions.base import BuildReport, FactMLP
 from mlpswap.errors import CheckpointError, InfeasibleConstructionError
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, build_for_host, build_host
+from mlpswap.model.swap import with_defaults
 from mlpswap.randomness import generator
+from mlpswap.registry import labels_of
 from mlpswap.runs import read_json, write_json
 from mlpswap.tasks import Task, books_task, ssfr_task
 from mlpswap.training.config import FactsOptions, TrainConfig, construction_and_options
@@ -120,6 +122,7 @@ def _first_mlp(config: TrainConfig, task: Task, table: Tensor) -> FactMLP:
     others = torch.ones(len(rows), dtype=torch.bool)
     others[value_ids] = False
     name, options = construction_and_options(config.mlp)
+    chosen = with_defaults(name, options, {"match_output_norm": True})
     return build_fact_mlp(
         rows[task.key_ids],
         rows[value_ids],
@@ -127,7 +130,7 @@ def _first_mlp(config: TrainConfig, task: Task, table: Tensor) -> FactMLP:
         name,
         competitors=rows[others],
         generator=generator(config.seed, "fact mlp"),
-        **({"match_output_norm": True} | options),
+        **chosen,
     )
 
 
@@ -135,9 +138,9 @@ def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str
     """Fact MLPs for the same facts with their values permuted, drawn from the named stream."""
     facts = model.known_facts().permute(generator(config.seed, stream))
     mlps: dict[str, FactMLP] = {}
-    for number, mlp in enumerate(config.swap.constructions or [config.mlp]):
-        name, options = construction_and_options(mlp)
-        label = name if name not in mlps else f"{name}-{number + 1}"
+    wanted = [construction_and_options(mlp) for mlp in config.swap.constructions or [config.mlp]]
+    labels = labels_of([name for name, _ in wanted])
+    for number, (label, (name, options)) in enumerate(zip(labels, wanted, strict=True)):
         mlps[label] = build_for_host(
             model, facts, name, options, generator=generator(config.seed, stream, "mlp", number)
         )
