@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mlpswap.errors import FactsError
+from mlpswap.randomness import require_generator
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +71,8 @@ class FactSet:
     mapping: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("keys", "values", "mapping"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, items in (("keys", "texts"), ("values", "texts"), ("mapping", "indices of values")):
+            object.__setattr__(self, name, _listed(name, getattr(self, name), items))
         if not self.keys:
             raise FactsError("a fact set needs at least one fact: found none")
         _check_names("key", self.keys)
@@ -87,11 +89,18 @@ class FactSet:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "FactSet":
-        """Facts in the order given, values in order of first appearance. A repeated key is refused."""
+        """Facts in the order given, values in order of first appearance. A repeated key is refused.
+
+        Raises `FactsError`, with the position, for what is no pair of texts.
+        """
         keys: list[str] = []
         mapping: list[int] = []
         positions: dict[str, int] = {}
-        for key, value in pairs:
+        for position, pair in enumerate(_listed("pairs", pairs, "(key, value) pairs")):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise FactsError(f"pair {position} must be a tuple (key, value): found {_shown(pair)}")
+            key, value = pair
+            check_text(f"value {position}", value)
             keys.append(key)
             mapping.append(positions.setdefault(value, len(positions)))
         return cls(tuple(keys), tuple(positions), tuple(mapping))
@@ -112,6 +121,7 @@ class FactSet:
     @classmethod
     def synthetic(cls, count: int, generator: torch.Generator) -> "FactSet":
         """`count` facts "k0", "k1", ... under a random bijection onto "v0", "v1", ... (task SSFR)."""
+        check_count("count", count, 1)
         keys = tuple(f"k{i}" for i in range(count))
         values = tuple(f"v{i}" for i in range(count))
         return cls(keys, values, tuple(_random_order(count, generator)))
@@ -163,6 +173,8 @@ class FactSet:
 
         Both must be known: a model has no embedding for a new name. Raises `FactsError` with the nearest one.
         """
+        if not isinstance(changes, Mapping):
+            raise FactsError(f"changes must be a mapping from keys to values: found {_shown(changes)}")
         mapping = list(self.mapping)
         for key, value in changes.items():
             mapping[self.index(key)] = _position("value", value, self._value_positions)
@@ -176,8 +188,8 @@ class FactSet:
         A fact may keep its value by chance. With `derange` none does; that cannot be, and raises
         `FactsError`, where one value belongs to more than half of these facts.
         """
-        chosen = list(range(len(self))) if indices is None else list(indices)
-        if len(set(chosen)) != len(chosen) or not all(0 <= i < len(self) for i in chosen):
+        chosen = range(len(self)) if indices is None else _listed("indices", indices, "whole numbers")
+        if not all(_is_whole(i) and 0 <= i < len(self) for i in chosen) or len(set(chosen)) != len(chosen):
             raise FactsError(f"indices of facts must be distinct and from 0 to {len(self) - 1}")
         old = torch.tensor([self.mapping[i] for i in chosen], dtype=torch.long)
         new = old[_random_order(len(chosen), generator)]
@@ -211,7 +223,7 @@ class FactSet:
 
     def split(self, generator: torch.Generator, *counts: int) -> tuple[tuple[int, ...], ...]:
         """Disjoint random groups of `counts` facts each, as indices. `FactsError` if too few."""
-        if any(count < 0 for count in counts) or sum(counts) > len(self):
+        if not all(_is_whole(count) and count >= 0 for count in counts) or sum(counts) > len(self):
             wanted = " + ".join(map(str, counts))
             raise FactsError(f"cannot split {len(self)} facts into groups of {wanted}")
         order = iter(_random_order(len(self), generator))
@@ -219,12 +231,14 @@ class FactSet:
 
     def take(self, count: int) -> "FactSet":
         """The first `count` facts, with only the values that they use, in order of appearance."""
-        if not 1 <= count <= len(self):
+        if not _is_whole(count) or not 1 <= count <= len(self):
             raise FactsError(f"cannot take {count} of {len(self)} facts")
         return FactSet.from_pairs(islice(self.pairs(), count))
 
     def changed(self, other: "FactSet") -> tuple[int, ...]:
         """Indices of the facts whose value differs in `other`, which must have the same keys in order."""
+        if not isinstance(other, FactSet):
+            raise FactsError(f"a fact set is compared with a fact set: found {_shown(other)}")
         if self.keys != other.keys:
             raise FactsError(
                 f"fact sets with different keys cannot be compared: {len(self)} and {len(other)} facts"
@@ -251,11 +265,38 @@ class FactSet:
         return cls(*(tuple(data[name]) for name in fields))
 
 
+def check_count(name: str, found: object, lowest: int) -> None:
+    """Raise `FactsError` unless `found` is a whole number of at least `lowest`."""
+    if not _is_whole(found) or found < lowest:  # type: ignore[operator]
+        raise FactsError(f"{name} must be a whole number of at least {lowest}: found {_shown(found)}")
+
+
+def check_text(name: str, found: object) -> None:
+    """Raise `FactsError` unless `found` is text."""
+    if not isinstance(found, str):
+        raise FactsError(f"{name} must be text: found {_shown(found)}")
+
+
+def _is_whole(found: object) -> bool:
+    return isinstance(found, Integral) and not isinstance(found, bool)
+
+
+def _listed(name: str, found: Any, items: str) -> tuple[Any, ...]:
+    """`found` as a tuple. A text is no list of texts, and neither a mapping nor a set has an order of its own."""
+    if isinstance(found, str | bytes | Mapping | set | frozenset) or not isinstance(found, Iterable):
+        raise FactsError(f"{name} must be a list of {items}: found {_shown(found)}")
+    return tuple(found)
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return printable(text[:40] + "..." * (len(text) > 40)) + f" ({type(found).__name__})"
+
+
 def _check_names(noun: str, names: tuple[str, ...]) -> None:
     seen: dict[str, int] = {}
     for position, name in enumerate(names):
-        if not isinstance(name, str):
-            raise FactsError(f"{noun} {position} must be text: found {type(name).__name__}")
+        check_text(f"{noun} {position}", name)
         if fault := text_fault(name):
             raise FactsError(f"{noun} {position} '{printable(name)}' cannot be a name: {fault}")
         first = seen.setdefault(name, position)
@@ -264,10 +305,12 @@ def _check_names(noun: str, names: tuple[str, ...]) -> None:
 
 
 def _random_order(count: int, generator: torch.Generator) -> list[int]:
+    require_generator(generator)
     return torch.randperm(count, generator=generator, device=generator.device).tolist()
 
 
 def _position(noun: str, name: str, positions: Mapping[str, int]) -> int:
+    check_text(f"a {noun}", name)
     if name not in positions:
         # Comparing with everything takes seconds at 65,000 names; near names have nearly the same length.
         candidates = [known for known in positions if abs(len(known) - len(name)) <= 3]

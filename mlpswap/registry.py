@@ -126,7 +126,7 @@ def get(group: str, name: str) -> Any:
     """The construction or editor called `name`. Raises `RegistryError` with near names."""
     known = _entries(group)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(str(name), known, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise RegistryError(f"no {_NOUN[group]} '{name}': there are {', '.join(sorted(known))}{hint}")
     return known[name].load()

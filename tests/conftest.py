@@ -26,6 +26,7 @@ install_import_hook(
     "tests.shapes.check",
 )
 
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
@@ -59,6 +60,14 @@ def plugged(monkeypatch):
 def _one_thread():
     """Two threads that wait for a busy core are slower than one, by up to eight times."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked():
+    """Annotations unchecked, as users run the package: what reaches it is what they passed."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def train_run(folder, *overrides):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlpswap.errors import FactsError
+from mlpswap.errors import FactsError, MlpSwapError
 from mlpswap.facts import FactSet, printable, text_fault
 
 names = st.text(min_size=1, max_size=12).filter(lambda text: text_fault(text) is None)
@@ -75,12 +75,59 @@ def test_fingerprint_is_fixed():
         (("a",), (" \t",), (0,), r"value 0 ' \\x09' cannot be a name: blank"),
         (("a\0",), ("x",), (0,), "NUL"),
         (("\ud800",), ("x",), (0,), "surrogate"),
-        ((1,), ("x",), (0,), "key 0 must be text: found int"),
+        ((1,), ("x",), (0,), r"key 0 must be text: found 1 \(int\)"),
+        ((["a"],), ("x",), (0,), r"key 0 must be text: found \['a'\] \(list\)"),
+        ("abc", ("x",), (0, 0, 0), r"keys must be a list of texts: found 'abc' \(str\)"),
+        (("a",), "x", (0,), r"values must be a list of texts: found 'x' \(str\)"),
+        ({"a": 1}, ("x",), (0,), "keys must be a list of texts: found .*dict"),
+        ({"a"}, ("x",), (0,), "keys must be a list of texts: found .*set"),
+        (None, ("x",), (0,), "keys must be a list of texts: found None"),
+        (("a",), ("x",), 0, "mapping must be a list of indices of values: found 0"),
+        (("a",), ("x",), {0: 0}, "mapping must be a list of indices of values: found .*dict"),
     ],
 )
 def test_what_is_no_fact_set_is_refused(keys, values, mapping, message):
     with pytest.raises(FactsError, match=message):
         FactSet(keys, values, mapping)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda facts: FactSet.from_pairs({"ab": "xy"}), "pairs must be a list of .key, value. pairs: found .*dict"),
+        (lambda facts: FactSet.from_pairs(["ab"]), r"pair 0 must be a tuple \(key, value\): found 'ab' \(str\)"),
+        (lambda facts: FactSet.from_pairs([("a", "x"), ("b",)]), "pair 1 must be a tuple"),
+        (lambda facts: FactSet.from_pairs([("a", ["x"])]), "value 0 must be text: found .*list"),
+        (lambda facts: FactSet.from_pairs([(3, "x")]), "key 0 must be text: found 3"),
+        (lambda facts: FactSet.from_pairs(3), "pairs must be a list"),
+        (lambda facts: FactSet.synthetic(-1, generator()), "count must be a whole number of at least 1: found -1"),
+        (lambda facts: FactSet.synthetic(0, generator()), "count must be"),
+        (lambda facts: FactSet.synthetic(2.0, generator()), r"count must be .*found 2.0 \(float\)"),
+        (lambda facts: FactSet.synthetic(2, None), "generator must be a torch.Generator"),
+        (lambda facts: facts.permute(7), "generator must be a torch.Generator.*found int"),
+        (lambda facts: facts.permute(generator(), indices=[0.0]), "indices of facts must be distinct and from 0"),
+        (lambda facts: facts.permute(generator(), indices=[[0]]), "indices of facts must be distinct and from 0"),
+        (lambda facts: facts.permute(generator(), indices=1), "indices must be a list of whole numbers: found 1"),
+        (lambda facts: facts.split(generator(), 1.0), "cannot split 3 facts into groups of 1.0"),
+        (lambda facts: facts.split(generator(), "2"), "cannot split 3 facts into groups of 2"),
+        (lambda facts: facts.take("2"), "cannot take 2 of 3 facts"),
+        (lambda facts: facts.alter({"Emma": 3}), r"a value must be text: found 3 \(int\)"),
+        (lambda facts: facts.alter({("Emma",): "Jane Austen"}), "a key must be text: found .*tuple"),
+        (lambda facts: facts.alter([("Emma", "Jane Austen")]), "changes must be a mapping.*found .*list"),
+        (lambda facts: facts.alter("Emma"), "changes must be a mapping"),
+        (lambda facts: facts.index(0), "a key must be text: found 0"),
+        (lambda facts: facts.value_of(["Emma"]), "a key must be text: found .*list"),
+        (lambda facts: facts.changed(["Emma"]), "compared with a fact set: found .*list"),
+        (lambda facts: FactSet.from_csv(None, "a", "b"), "None cannot be read"),
+        (lambda facts: FactSet.from_csv("a\0b", "a", "b"), "cannot be read: embedded null"),
+        (lambda facts: FactSet.from_csv("x.csv", 0, "b"), "key must be text: found 0"),
+        (lambda facts: FactSet.from_csv("x.csv", "a", "b", count="3"), "count must be a whole number"),
+        (lambda facts: FactSet.from_csv("x.csv", "a", "b", count=True), "count must be a whole number"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_type_are_refused_with_what_was_expected(books, call, message):
+    with pytest.raises(MlpSwapError, match=message):
+        call(books)
 
 
 def test_a_value_need_not_be_in_use_and_a_text_may_be_key_and_value():

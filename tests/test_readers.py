@@ -186,6 +186,7 @@ def test_many_books_of_one_author_are_fine_unless_one_is_asked_for(write):
     facts, report = read(path, one_per_value=True)
     assert facts.keys == ("Emma", "Hamlet")
     assert report.lines == {"value taken": (3,)}
+    assert report.notes == ("facts.one_per_value=false keeps every key of a value",)
 
 
 def test_count_takes_the_first_that_are_kept(write):
@@ -195,6 +196,16 @@ def test_count_takes_the_first_that_are_kept(write):
     assert report.dropped == {"empty value": 1, "beyond count": 1}
     with pytest.raises(FactsError, match="expected 4 facts, found 3 in 4 rows; 1 dropped: empty value"):
         read(path, policy="skip", count=4)
+
+
+def test_too_few_facts_come_with_the_options_that_help(write):
+    path = write("book,author\nEmma,Jane Austen\nPersuasion,Jane Austen\nHamlet,Shakespeare\n")
+    with pytest.raises(FactsError, match="found 3 in 3 rows; facts.count=3 takes all there are$"):
+        read(path, count=4)
+    with pytest.raises(
+        FactsError, match="1 dropped: value taken; facts.one_per_value=false .*; facts.count=2 takes"
+    ):
+        read(path, count=4, one_per_value=True)
 
 
 def test_faults_beyond_the_count_are_found(write):
@@ -266,7 +277,7 @@ def test_file_without_facts_is_refused(write, content, message):
     [
         ({"policy": "ignore"}, "policy must be one of error, skip: found 'ignore'"),
         ({"on_conflict": "last"}, "on_conflict must be one of error, first: found 'last'"),
-        ({"count": 0}, "count must be positive: found 0"),
+        ({"count": 0}, "count must be a whole number of at least 1: found 0"),
     ],
 )
 def test_wrong_options_are_refused(write, options, message):

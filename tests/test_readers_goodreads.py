@@ -145,7 +145,7 @@ def test_min_ratings_and_count(graph):
     assert report.dropped == {"too few ratings": 3, "beyond count": 4}
     with pytest.raises(FactsError, match="expected 8 facts, found 7 in 10 rows; 3 dropped: too few ratings"):
         graph(*lines, min_ratings=4, count=8)
-    with pytest.raises(FactsError, match="min_ratings must not be negative: found -1"):
+    with pytest.raises(FactsError, match="min_ratings must be a whole number of at least 0: found -1"):
         graph(*lines, min_ratings=-1)
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from mlpswap import registry
 from mlpswap.config import build_options
 from mlpswap.constructions.base import BuildReport, Construction, FactMLP, FactMLPConfig
+from mlpswap.constructions.checks import check_tensors
 from mlpswap.errors import InfeasibleConstructionError
+from mlpswap.randomness import require_generator
 
 __all__ = ["BuildReport", "Construction", "FactMLP", "FactMLPConfig", "build_fact_mlp"]
 
@@ -35,6 +37,10 @@ def build_fact_mlp(
     """
     maker = registry.get(registry.CONSTRUCTIONS, construction)
     config = build_options(maker.Config, options, f"construction '{construction}'")
+    require_generator(generator)
+    check_tensors(keys, values, mapping, competitors)
+    keys, values, mapping = keys.detach(), values.detach(), mapping.long()
+    competitors = None if competitors is None else competitors.detach()
     mlp = maker.build(keys, values, mapping, config, competitors=competitors, generator=generator)
     if strict and mlp.report.capacity < 1:
         raise InfeasibleConstructionError(

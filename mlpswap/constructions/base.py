@@ -20,13 +20,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstructionError
+from mlpswap.constructions.checks import check_inputs as check_inputs
+from mlpswap.errors import ConfigError, InfeasibleConstructionError
 
 logger = logging.getLogger(__name__)
 
+
+def identity(x: Tensor) -> Tensor:
+    """x itself; a function with a name, so that modules can be copied to other processes."""
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
-    "identity": lambda x: x,
+    "identity": identity,
     "relu": F.relu,
     "gelu": F.gelu,
 }
@@ -190,49 +197,6 @@ class Construction(Protocol):
         ...
 
 
-def check_inputs(keys: Tensor, values: Tensor, mapping: Tensor, competitors: Tensor | None = None) -> None:
-    """Refuse what no construction can store, naming rows. Scale of the keys does not matter.
-
-    Raises `DegenerateKeysError` for zero or non-finite keys and for equal keys with different values, and
-    `InfeasibleConstructionError` for an empty set and for shapes that do not fit.
-    """
-    if keys.ndim != 2 or values.ndim != 2 or keys.shape[1] != values.shape[1]:
-        raise InfeasibleConstructionError(
-            "keys (F, d) and values (n_v, d) must share d: "
-            f"found {tuple(keys.shape)} and {tuple(values.shape)}"
-        )
-    if mapping.shape != keys.shape[:1] or len(keys) == 0:
-        raise InfeasibleConstructionError(
-            f"mapping needs one entry for each of {len(keys)} keys, one at least: "
-            f"found shape {tuple(mapping.shape)}"
-        )
-    if mapping.min() < 0 or mapping.max() >= len(values):
-        raise InfeasibleConstructionError(
-            f"mapping points outside the {len(values)} values: {int(mapping.min())}..{int(mapping.max())}"
-        )
-    if competitors is not None and (competitors.ndim != 2 or competitors.shape[1] != keys.shape[1]):
-        raise InfeasibleConstructionError(
-            f"competitors must be (n_c, {keys.shape[1]}): found {tuple(competitors.shape)}"
-        )
-    for name, tensor in (("keys", keys), ("values", values), ("competitors", competitors)):
-        if tensor is not None and not torch.isfinite(tensor).all():
-            rows = (~torch.isfinite(tensor)).any(dim=1).nonzero().flatten().tolist()
-            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {_some(rows)}", tuple(rows))
-    zero = (keys.norm(dim=1) == 0).nonzero().flatten().tolist()
-    if zero:
-        raise DegenerateKeysError(f"keys {_some(zero)} are zero", tuple(zero))
-    _, group, counts = torch.unique(keys, dim=0, return_inverse=True, return_counts=True)
-    largest = torch.full_like(counts, -1).scatter_reduce(0, group, mapping.long(), reduce="amax")
-    clashing = group[largest[group] != mapping]  # groups of equal keys that hold more than one value
-    if len(clashing):
-        rows = torch.isin(group, clashing).nonzero().flatten().tolist()
-        raise DegenerateKeysError(f"keys {_some(rows)} are equal but their values differ", tuple(rows))
-
-
-def _some(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
-
-
 @torch.no_grad()
 def margins(
     mlp: Callable[[Tensor], Tensor],
@@ -334,11 +298,18 @@ def finish(
 ) -> FactMLP:
     """The last steps of a construction: cast to the keys' dtype, match the output norm if wanted, measure.
 
-    started: `time.perf_counter()` at the start of the build.
+    started: `time.perf_counter()` at the start of the build. Raises `InfeasibleConstructionError` if a weight
+    is NaN or infinite.
     """
     mlp = mlp.to(keys.dtype).requires_grad_(False)
     if norm_matched:
         match_output_norm(mlp, keys, values)
+    if bad := [part for part, weight in mlp.named_parameters() if not weight.isfinite().all()]:
+        raise InfeasibleConstructionError(
+            f"'{name}' came to NaN or infinity in {', '.join(bad)}; expected keys and values of ordinary length: "
+            f"found means of {float(keys.double().norm(dim=1).mean()):.3g} and "
+            f"{float(values.double().norm(dim=1).mean()):.3g}"
+        )
     seconds = time.perf_counter() - started
     mlp.report = report(
         name, mlp, keys, values, mapping, seconds=seconds, competitors=competitors, details=details

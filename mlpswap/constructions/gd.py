@@ -130,7 +130,7 @@ class GradientDescent:
     ) -> FactMLP:
         """See `Construction.build`. In training, values that no key maps to are competitors too."""
         started = time.perf_counter()
-        check_inputs(keys, values, mapping, competitors)
+        check_inputs(keys, values, mapping, competitors, homogeneous=config.kind == "bilinear")
         facts, d = keys.shape
         rest = values[:0] if competitors is None else competitors
         h = config.h or default_width(config, facts, len(values) + len(rest), d)

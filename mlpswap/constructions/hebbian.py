@@ -72,7 +72,7 @@ class Hebbian:
     ) -> FactMLP:
         """See `Construction.build`. Competitors are measured, not used: least squares asks for the value itself."""
         started = time.perf_counter()
-        check_inputs(keys, values, mapping, competitors)
+        check_inputs(keys, values, mapping, competitors, homogeneous=True)
         facts, d = keys.shape
         variant = config.variant
         if variant == "auto":

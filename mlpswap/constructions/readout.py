@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mlpswap.errors import InfeasibleConstructionError
+
 RIDGE = 1e-6  # relative to the mean diagonal of the matrix that is inverted
 
 
@@ -12,12 +14,19 @@ def ridge_readout(phi: Float[Tensor, "F h"], targets: Float[Tensor, "F d"]) -> F
 
     Solves the smaller of the two equivalent systems, h x h or F x F. Expects float64: features outnumber
     their rank as soon as h > d (d + 1) / 2 (bilinear), and the ridge alone then keeps the matrix definite.
+    Raises `InfeasibleConstructionError` where it does not.
     """
     primal = phi.shape[1] <= phi.shape[0]
     gram = phi.T @ phi if primal else phi @ phi.T
     diagonal = gram.diagonal()  # a view
     diagonal += RIDGE * diagonal.mean()
-    factor = torch.linalg.cholesky(gram)
+    try:
+        factor = torch.linalg.cholesky(gram)
+    except torch.linalg.LinAlgError as error:
+        raise InfeasibleConstructionError(
+            f"no least-squares read-out: the Gram matrix of {phi.shape[1]} features of {phi.shape[0]} keys "
+            "is not positive definite, as the features are zero or not finite"
+        ) from error
     if primal:
         return torch.cholesky_solve(phi.T @ targets, factor).T
     return torch.cholesky_solve(targets, factor).T @ phi
