@@ -8,6 +8,7 @@ from mlpswap import registry
 from mlpswap.config import option
 from mlpswap.editing import EditConfig, EditResult
 from mlpswap.errors import ConfigError
+from mlpswap.model.patch import ModuleChange, Patch
 
 CONSTRUCTIONS, EDITORS = registry.CONSTRUCTIONS, registry.EDITORS
 
@@ -88,6 +89,11 @@ class Broken:
                     return EditResult(empty, None, {})
                 case "shape":
                     return EditResult(adapter.patch(0, torch.zeros(2, 2), editor="broken"), None, {})
+                case "infinite":
+                    weight = adapter.weight(0)
+                    module, bad = adapter.model.fact_mlp_name, torch.full_like(weight, torch.inf)
+                    change = ModuleChange(module, {"down.weight": weight}, {"down.weight": bad})
+                    return EditResult(Patch((change,), "broken"), None, {})
 
 
 class BrokenGrid(Broken):

@@ -212,6 +212,7 @@ def _row(name: str, altered: int, selection: str, three: list[float], number: in
         "seconds": 0.42,
         "selection": selection,
         "notes": ["null space empty"] if name == "alphaedit" else [],
+        "error": None,
     }
 
 

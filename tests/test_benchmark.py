@@ -5,14 +5,18 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from mlpswap_baselines.rome import Rome
 
 from mlpswap.benchmark.base import the_task
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.run import benchmark, with_ridge
+from mlpswap.benchmark.contest import with_ridge
+from mlpswap.benchmark.run import benchmark
 from mlpswap.benchmark.splits import make_split
+from mlpswap.benchmark.ties import TIE_RULE
 from mlpswap.config import load_config
 from mlpswap.editing import SecondMoment
-from mlpswap.errors import ConfigError
+from mlpswap.editing.swap import Swap
+from mlpswap.errors import CheckpointError, ConfigError
 from mlpswap.model import MlpSwapForCausalLM, Patch
 from tests.conftest import train_run
 
@@ -22,9 +26,9 @@ def model(trained):
     return MlpSwapForCausalLM.from_pretrained(trained / "model")
 
 
-def _benchmark(folder, trained, *overrides):
+def _benchmark(folder, trained, *overrides, **flags):
     words = [f"model={trained}", f"output_dir={folder}", "report=false", *overrides]
-    return benchmark(load_config(BenchmarkConfig, None, words))
+    return benchmark(load_config(BenchmarkConfig, None, words), **flags)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +136,150 @@ def test_a_split_that_does_not_fit_names_both_numbers(model, altered, preserved)
         make_split(the_task(model), altered, preserved, seed=0)
 
 
-def test_a_split_that_does_not_fit_stops_before_any_editor_runs(trained, tmp_path):
-    with pytest.raises(ConfigError, match="of 32 facts"):
-        _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}, {altered: 40}]")
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ("[{altered: 3}, {altered: 400}]", r"splits\[1\]: cannot alter 400"),
+        ("[{altered: 3}, {altered: 3, preserved: null}]", r"splits\[1\] is the same as splits\[0\]"),
+        ("[{altered: true}]", r"splits\[0\].altered = True"),
+    ],
+)
+@pytest.mark.parametrize("base", ["given", "trained"])
+def test_a_split_that_cannot_be_leaves_nothing_behind(trained, tmp_path, splits, message, base):
+    """Nothing is trained and no folder begun, whose half of a run the next try would stumble over."""
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match=message):
+        _benchmark(folder, trained, f"splits={splits}", *([] if base == "given" else ["model=null"]))
+    assert not folder.exists()
+
+
+def test_a_base_without_sentences_is_refused_before_it_is_trained(trained, tmp_path):
+    with pytest.raises(ConfigError, match="base = ssfr_tiny is a host of SSFR"):
+        _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]", "model=null", "base=ssfr_tiny")
+    assert not (tmp_path / "run").exists()
+
+
+def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):
+    """In the files of patches and in the metrics, by a number; in the rows, by how many are preserved."""
+    folder = _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}, {altered: 3, preserved: 20}]")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["metrics"].keys() == {"swap_score_harmonic_3", "swap_score_harmonic_3-2"}
+    assert sorted(path.name for path in (folder / "patches").glob("*.safetensors")) == [
+        "swap_3-2.safetensors",
+        "swap_3.safetensors",
+    ]
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert {line["preserved"] for line in lines} == {29, 20}
+
+
+HOWS = ["raise", "refuse", "exit", "nothing", "patch", "diagnostics", "in place", "shape", "infinite"]
+
+
+def _scores(rows, editor):
+    """All but the times."""
+    return [row | {"seconds": None} for row in rows if row["editor"] == editor]
+
+
+@pytest.fixture(scope="module")
+def alone(trained, tmp_path_factory):
+    """Rows of the swap without any other editor."""
+    folder = _benchmark(tmp_path_factory.mktemp("alone") / "run", trained, "splits=[{altered: 3}]")
+    return _scores(json.loads((folder / "results.json").read_text())["rows"], "swap")
+
+
+def test_a_broken_editor_costs_its_own_rows_only(trained, tmp_path, plugged, capsys, alone):
+    """Whatever it does: its row says why, the table too, and the editors after it find the model as it was."""
+    plugged("mlpswap.editors", broken="Broken", broken_grid="BrokenGrid")
+    broken = ", ".join(f"{{name: broken, how: {how}}}" for how in HOWS)
+    folder = _benchmark(
+        tmp_path / "run", trained, "splits=[{altered: 3}]", "report=true",
+        f"editors=[{broken}, {{name: broken_grid, grid: released}}, {{name: swap}}]",
+    )  # fmt: skip
+    results, out = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
+    assert _scores(results["rows"], "swap") == alone
+    failed = {
+        row["setting"]["how"]: row["error"]
+        for row in results["rows"]
+        if row["editor"] not in ("swap", "broken_grid")
+    }
+    for how, reason in (
+        ("raise", "ZeroDivisionError"), ("refuse", "not with this host"), ("exit", "SystemExit: 3"),
+        ("nothing", "found NoneType"), ("patch", "found Patch"), ("diagnostics", "AttributeError"),
+        ("in place", "changed the model itself"), ("shape", "RuntimeError"), ("infinite", "NaN or infinity"),
+    ):  # fmt: skip
+        assert reason in failed.pop(how)
+    assert not failed
+    grid = [row for row in results["rows"] if row["editor"] == "broken_grid"]
+    assert [row["selection"] for row in grid] == ["grid", "grid", "grid", "oracle", "selected"]
+    assert [bool(row["error"]) for row in grid] == [False, True, False, False, False]
+    page = (folder / "report.html").read_text()
+    for text in (out, page):
+        assert "broken-4 failed: TypeError: expected an EditResult, found NoneType" in text
+        assert "\x1b" not in text
+    assert "1 of 3 settings" in out
+
+
+def test_a_benchmark_without_a_single_score_is_told(trained, tmp_path, plugged, capsys):
+    plugged("mlpswap.editors", broken="Broken")
+    folder = _benchmark(
+        tmp_path / "run", trained, "splits=[{altered: 3}]", "report=true", "editors=[{name: broken}]"
+    )
+    assert "fewer than two editors were scored" in (folder / "report.html").read_text()
+    assert "broken failed: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_editors_that_need_preserved_facts_say_so_and_the_others_run(trained, tmp_path, capsys):
+    folder = _benchmark(
+        tmp_path / "run",
+        trained,
+        "splits=[{altered: 3, preserved: 0}]",
+        "editors=[{name: rome}, {name: swap}]",
+    )
+    assert "rome failed: rome needs the second moment of the preserved facts' keys" in capsys.readouterr().out
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert [row["editor"] for row in rows] == ["rome", "swap", "swap", "swap"]
+
+
+def test_an_interrupted_benchmark_goes_on_where_it_stopped(trained, tmp_path, monkeypatch):
+    """Finished editors are not run again; rows, answers and patches are those of a run in one go."""
+    words = [
+        "splits=[{altered: 3}, {altered: 6}]",
+        "editors=[{name: swap}, {name: rome, steps: 100, lr: 0.5}]",
+    ]
+    folder = tmp_path / "run"
+    ran = []
+
+    def edit(self, *args, edit=Swap.edit, **kwargs):
+        ran.append(self.name)
+        return edit(self, *args, **kwargs)
+
+    def stopped(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Swap, "edit", edit)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rome, "edit_grid", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            _benchmark(folder, trained, *words)
+    path = folder / "metrics.jsonl"
+    assert [json.loads(line)["editor"] for line in path.read_text().splitlines()] == ["swap"]
+    path.write_text(path.read_text() + '{"event": "edi')  # a kill in the middle of a line
+    with pytest.raises(CheckpointError, match="other settings"):
+        _benchmark(folder, trained, *words, "seed=1", resume=True)
+    _benchmark(folder, trained, *words, resume=True)
+    assert len(ran) == 2  # one for each split
+    whole = _benchmark(tmp_path / "whole", trained, *words)
+    one, other = (json.loads((each / "results.json").read_text()) for each in (folder, whole))
+    for name in ("swap", "rome"):
+        assert _scores(one["rows"], name) == _scores(other["rows"], name)
+    assert one["answers"] == other["answers"]
+    assert one["stages"].keys() == other["stages"].keys()
+    assert (folder / "predictions.jsonl").read_text() == (whole / "predictions.jsonl").read_text()
+
+
+def test_the_table_says_what_a_tie_is(trained, tmp_path, capsys):
+    _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]")
+    assert TIE_RULE in capsys.readouterr().out
 
 
 def test_a_singular_moment_gets_a_ridge_that_the_row_shows():

@@ -48,7 +48,7 @@ def test_the_sizes_are_those_of_the_specification(name, facts, d, h, steps, batc
 
 
 def test_the_grid_has_every_published_setting():
-    from mlpswap.benchmark.run import settings_of
+    from mlpswap.benchmark.contest import settings_of
 
     _, config = check(PRESETS["edit_tiny"])
     counts = {entry["name"]: len(settings_of(entry)[1]) for entry in config.editors}

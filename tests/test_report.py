@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mlpswap.benchmark.ties import TIE_RULE, tolerance
 from mlpswap.editing.evaluation import DEFINITIONS as EDITING
 from mlpswap.errors import RunFolderError
 from mlpswap.facts import printable
@@ -259,6 +260,15 @@ def test_benchmark_report_explains_its_numbers(pages):
     own = ["scores", "language", "grid", "seconds"]
     assert list(figures) == own + [f"base_{name}" for name in ("loss", "learning", "attention", "templates")]
     assert "swap wins at every one of 3 shares of altered facts." in text
+
+
+def test_a_tie_is_told_by_the_rule_that_decides_it(pages):
+    """The page and the table at the end of a run say it in the same words; just within and just beyond it."""
+    assert TIE_RULE in pages["benchmark"][1].text
+    for facts, width in ((10, 1 / 30), (1000, 0.005)):
+        assert tolerance(facts) == pytest.approx(width)
+        assert len(stand({"swap": 0.9, "rome": 0.9 - 0.99 * width}, facts).winners) == 2
+        assert len(stand({"swap": 0.9, "rome": 0.9 - 1.01 * width}, facts).winners) == 1
 
 
 def test_benchmark_without_a_base_says_so(pages):

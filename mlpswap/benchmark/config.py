@@ -35,7 +35,7 @@ class BenchmarkConfig:
                 raise ConfigError(f"splits[{number}]: expected the keys altered and preserved, found {split}")
             for name, value in split.items():
                 least = 1 if name == "altered" else 0
-                if not (isinstance(value, int) and value >= least) and not (
+                if not (type(value) is int and value >= least) and not (
                     name == "preserved" and value is None
                 ):
                     raise ConfigError(

@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from mlpswap.benchmark.splits import Split
+from mlpswap.benchmark.splits import Split, split_labels
+from mlpswap.benchmark.ties import TIE_RULE
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import CORE, Probes, top
 from mlpswap.tasks import Task
@@ -36,8 +37,8 @@ def show_answers(
             prompt = fill(TRAINED[int(split.edit_template[fact])], key)
             fives = {name: [entries[token][1] for token in rows[place]] for name, rows in best.items()}
             for name, five in fives.items():
-                line = {"editor": name, "altered": len(split.altered), "kind": kind, "prompt": prompt,
-                        "wanted": wanted, "top": five}  # fmt: skip
+                line = {"editor": name, "altered": split.size[0], "preserved": split.size[1], "kind": kind,
+                        "prompt": prompt, "wanted": wanted, "top": five}  # fmt: skip
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             if place < limit:
                 says = {name: five[0] for name, five in fives.items()}
@@ -49,24 +50,37 @@ def show_answers(
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """The harmonic score of each editor's oracle row, by share: what a table of runs would hold."""
+    """The harmonic score of each editor's oracle row, by split: what a table of runs would hold."""
+    labels = split_labels((row["altered"], row["preserved"]) for row in rows)
     return {
-        f"{row['editor']}_score_harmonic_{row['altered']}": row["score_harmonic"]
+        f"{row['editor']}_score_harmonic_{labels[row['altered'], row['preserved']]}": row["score_harmonic"]
         for row in rows
         if row["selection"] == "oracle"
     }
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """The best setting of each editor, for whoever stands at the terminal."""
-    print(f"{'editor':10} {'altered':>7} {'efficacy':>9} {'paraphr.':>9} {'specific.':>9} {'harmonic':>9} "
-          f"{'non-fact':>9} {'selected':>9}")  # fmt: skip
-    halves = {(r["editor"], r["altered"]): r["score_harmonic"] for r in rows if r["selection"] == "selected"}
+    """The best setting of each editor, and what failed, for whoever stands at the terminal."""
+    wide = max(10, *(len(row["editor"]) for row in rows))
+    print(f"{'editor':{wide}} {'altered':>7} {'preserved':>9} {'efficacy':>9} {'paraphr.':>9} {'specific.':>9} "
+          f"{'harmonic':>9} {'non-fact':>9} {'selected':>9}")  # fmt: skip
+    found: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["selection"] == "oracle":
-            numbers = [row[name] for name in (*CORE, "score_harmonic", "nonfact_ce_ratio")]
-            numbers.append(halves[row["editor"], row["altered"]])
-            print(f"{row['editor']:10} {row['altered']:7} " + " ".join(f"{_shown(n):>9}" for n in numbers))
+        found.setdefault((row["editor"], row["altered"], row["preserved"]), []).append(row)
+    for (editor, altered, preserved), mine in found.items():
+        best = {row["selection"]: row for row in mine if row["selection"] != "grid"}
+        if best:
+            numbers = [best["oracle"][name] for name in (*CORE, "score_harmonic", "nonfact_ce_ratio")]
+            numbers.append(best["selected"]["score_harmonic"])
+            shown = " ".join(f"{_shown(number):>9}" for number in numbers)
+            print(f"{editor:{wide}} {altered:7} {preserved:9} {shown}")
+        failed = [row["error"] for row in mine if row["error"]]
+        if failed:
+            settings = sum(row["selection"] == "grid" for row in mine)
+            print(
+                f"{editor:{wide}} {altered:7} {preserved:9} {len(failed)} of {settings} settings: {failed[0]}"
+            )
+    print(TIE_RULE)
 
 
 def _shown(number: float | None) -> str:

@@ -1,17 +1,20 @@
 """Which facts are altered, to what, and with which prompt (arXiv 2512.00207, A.3.4)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mlpswap.editing import EditRequest, HostAdapter
-from mlpswap.errors import ConfigError
-from mlpswap.facts import FactSet, printable
+from mlpswap.editing import EditRequest, HostAdapter, Prompts
+from mlpswap.errors import ConfigError, FactsError
+from mlpswap.facts import FactSet
 from mlpswap.randomness import generator
+from mlpswap.registry import labels_of
 from mlpswap.tasks import Task
+from mlpswap.tasks.books import TRAINED
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,34 @@ class Split:
     chosen: Int[Tensor, " c"]
     reported: Int[Tensor, " r"]
     unchanged: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(altered, preserved): no two splits of a run share it."""
+        return len(self.altered), len(self.preserved)
+
+
+def make_splits(task: Task, wanted: Sequence[Mapping[str, Any]], seed: int, *, derange: bool) -> list[Split]:
+    """All splits of a configuration. Raises `ConfigError` naming the one that cannot be or stands twice."""
+    splits: list[Split] = []
+    for number, each in enumerate(wanted):
+        try:
+            split = make_split(task, each["altered"], each.get("preserved"), seed, derange=derange)
+        except (ConfigError, FactsError) as error:
+            raise ConfigError(f"splits[{number}]: {error}") from error
+        for other, earlier in enumerate(splits):
+            if earlier.size == split.size:
+                raise ConfigError(
+                    f"splits[{number}] is the same as splits[{other}]: {split.size[0]} altered, {split.size[1]} preserved"
+                )
+        splits.append(split)
+    return splits
+
+
+def split_labels(sizes: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """The names of splits in files and metrics: how many are altered, numbered where two splits alter as many."""
+    different = list(dict.fromkeys(sizes))
+    return dict(zip(different, labels_of([str(altered) for altered, _ in different]), strict=True))
 
 
 def make_split(task: Task, altered: int, preserved: int | None, seed: int, *, derange: bool = False) -> Split:
@@ -57,15 +88,21 @@ def make_split(task: Task, altered: int, preserved: int | None, seed: int, *, de
     )
 
 
-def requests_of(adapter: HostAdapter, task: Task, split: Split, prompts: Sequence[str]) -> list[EditRequest]:
-    """One request for each altered fact, on its edit prompt. `prompts` are the trained templates without the author."""
-    facts = task.facts
+def preserved_prompts(task: Task, split: Split) -> Prompts:
+    """The preserved facts' edit prompts, whose keys make the second moment."""
+    facts = split.preserved
+    batch = task.batch(facts, split.edit_template[facts], targets=task.target_ids(task.facts))
+    return Prompts(batch.input_ids, batch.attention_mask)
+
+
+def requests_of(adapter: HostAdapter, task: Task, split: Split) -> list[EditRequest]:
+    """One request for each altered fact, on its edit prompt."""
+    facts, prompts = task.facts, [text.rsplit(" ", 1)[0] for text in TRAINED]  # without the author
     return [
         adapter.request(
             prompts[int(split.edit_template[i])],
             facts.keys[i],
             split.after.value_of(facts.keys[i]),
-            id=printable(facts.keys[i]),
         )
         for i in split.altered.tolist()
     ]

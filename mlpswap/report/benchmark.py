@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mlpswap.benchmark.ties import TIE_RULE, scored
 from mlpswap.editing.evaluation import DEFINITIONS
 from mlpswap.report import benchmark_figures as figures
 from mlpswap.report.drawing import Picture
@@ -53,8 +54,8 @@ class Split:
     def standings(self) -> dict[str, Standing]:
         """By kind of choice; selected rows are reported on the second half of the facts."""
         return {
-            "selected": stand(_scores(self.selected), self.altered - self.altered // 2),
-            "oracle": stand(_scores(self.oracle), self.altered),
+            kind: stand(_scores(rows), scored(self.altered, kind))
+            for kind, rows in (("selected", self.selected), ("oracle", self.oracle))
         }
 
 
@@ -64,6 +65,7 @@ class BenchmarkView:
 
     headline: str
     splits: list[Split]
+    tie_rule: str
     regime: Mapping[str, Any]
     seed: int
     figures: list[Picture]
@@ -88,8 +90,9 @@ def benchmark_view(results: Mapping[str, Any]) -> BenchmarkView:
     editors = figures.Editors(list(dict.fromkeys(row["editor"] for row in rows)))
     splits = find_splits(rows, facts)
     series = {
-        name: [(split.share, split.oracle[name]) for split in splits if name in split.oracle]
+        name: points
         for name in editors.names
+        if (points := [(split.share, split.oracle[name]) for split in splits if name in split.oracle])
     }
     largest = splits[-1]
     grid = {
@@ -101,10 +104,13 @@ def benchmark_view(results: Mapping[str, Any]) -> BenchmarkView:
         ]
         for name in editors.names
     }
-    shown = [figures.score_curves(series, editors), figures.language_curves(series, editors)]
+    shown = (
+        [figures.score_curves(series, editors), figures.language_curves(series, editors)] if series else []
+    )
     return BenchmarkView(
         headline=overall([split.standings["selected"] for split in splits]),
         splits=splits,
+        tie_rule=TIE_RULE,
         regime=results["regime"],
         seed=rows[0]["seed"],
         figures=[each for each in shown if each is not None],
@@ -211,7 +217,12 @@ def time_table(
 ) -> Table:
     """Seconds of each editor over all splits, and of one setting of a grid."""
     rows: list[list[str | Markup]] = [
-        [name, number(len(scores)), duration(stages.get(name)), duration(largest.oracle[name]["seconds"])]
+        [
+            name,
+            number(len(scores)),
+            duration(stages.get(name)),
+            duration(largest.oracle.get(name, {}).get("seconds")),
+        ]
         for name, scores in grid.items()
     ]
     numeric = (

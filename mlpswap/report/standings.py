@@ -4,19 +4,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mlpswap.benchmark.ties import tolerance
 from mlpswap.report.formats import accuracy, listed
 
 SWAP = "swap"
-CLOSE = 0.005  # scores nearer than this are a tie at any number of facts
 
 
 @dataclass(frozen=True)
 class Standing:
-    """`winners` are the editors that no other beats by more than `tolerance`; several of them tie."""
+    """`winners` are the editors that `mlpswap.benchmark.ties` does not tell apart; several of them tie."""
 
     scores: dict[str, float]
     winners: tuple[str, ...]
-    tolerance: float
 
     @property
     def sentence(self) -> str:
@@ -47,17 +46,12 @@ class Standing:
 
 
 def stand(scores: Mapping[str, float | None], facts: int) -> Standing:
-    """Rank editors by harmonic score over `facts` altered facts; those without a score do not take part.
-
-    One fact more or less moves efficacy by 1/facts, and the harmonic mean of three about a third of that: no editor is
-    said to win by less.
-    """
+    """Rank editors by harmonic score over `facts` altered facts; those without a score do not take part."""
     ranked = sorted(
         ((score, name) for name, score in scores.items() if score is not None), key=lambda pair: -pair[0]
     )
-    tolerance = max(CLOSE, 1 / (3 * max(facts, 1)))
-    winners = tuple(name for score, name in ranked if score > ranked[0][0] - tolerance)
-    return Standing({name: score for score, name in ranked}, winners, tolerance)
+    winners = tuple(name for score, name in ranked if score > ranked[0][0] - tolerance(facts))
+    return Standing({name: score for score, name in ranked}, winners)
 
 
 def overall(standings: Sequence[Standing]) -> str:

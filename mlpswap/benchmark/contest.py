@@ -1,0 +1,239 @@
+"""One editor on one split: its settings are tried and scored, its best ones measured closely and saved.
+
+An editor may be anybody's code. Whatever it does wrong costs its own rows and no one else's: a row without a score
+says what went wrong.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlpswap.benchmark.base import Base
+from mlpswap.benchmark.splits import Split, preserved_prompts, requests_of
+from mlpswap.config import build_options, to_plain
+from mlpswap.constructions.base import FactMLP
+from mlpswap.editing import EditRequest, EditResult, Statistics, statistics_of
+from mlpswap.editing.evaluation import (
+    PROBES,
+    SCORER,
+    Probes,
+    nonfact_change,
+    outcomes,
+    patched_fact_mlp,
+    scores,
+)
+from mlpswap.errors import ConfigError, NonFiniteError, RegistryError, SingularMomentError
+from mlpswap.facts import printable
+from mlpswap.model import Patch
+from mlpswap.randomness import generator
+from mlpswap.registry import EDITORS, get, labels_of, plug_in
+from mlpswap.runs import finite_or_null
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "single_layer"
+RATIOS = ("nonfact_ce_ratio", "nonfact_word_ce_ratio", "nonfact_ppl_ratio")
+SCORES = (*PROBES, "success", "score_harmonic", "score_geometric", *RATIOS)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An editor by its label in the tables, and the settings that it is tried at."""
+
+    label: str
+    editor: Any
+    settings: list[Any]
+
+
+def contenders(entries: Sequence[Mapping[str, Any]]) -> list[Contender]:
+    """The editors of a configuration; the second of one name, with other options, gets a number."""
+    labels = labels_of([str(entry["name"]) for entry in entries])
+    return [Contender(label, *settings_of(entry)) for label, entry in zip(labels, entries, strict=True)]
+
+
+def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """(editor, its settings): one from the options in the configuration, or the published grid."""
+    name = str(entry["name"])
+    editor = get(EDITORS, name)
+    where = f"editor {name}"
+    points = [{key: value for key, value in entry.items() if key != "name"}]
+    if "grid" in entry:
+        if not hasattr(editor, "grid"):
+            raise ConfigError(f"{where} has no grid; give its options instead")
+        with plug_in(f"{where}, grid {entry['grid']}"):
+            points = list(editor.grid(str(entry["grid"])))
+            if not points:
+                raise ConfigError("expected at least one setting, found none")
+    return editor, [build_options(editor.Config, point, where) for point in points]
+
+
+@dataclass(frozen=True, eq=False)
+class Exam:
+    """What every editor is asked on one split, and how its answers are scored."""
+
+    split: Split
+    seed: int
+    probes: Probes
+    requests: list[EditRequest]
+    statistics: Statistics | None
+
+    @classmethod
+    def of(cls, base: Base, split: Split, seed: int) -> "Exam":
+        groups = {
+            "altered": split.altered,
+            "preserved": split.preserved,
+            "edit_template": split.edit_template,
+        }
+        probes = Probes.of(base.model, base.task, split.after, **groups, names=PROBES)
+        prompts = preserved_prompts(base.task, split)
+        statistics = statistics_of(base.adapter, prompts) if len(split.preserved) else None
+        return cls(split, seed, probes, requests_of(base.adapter, base.task, split), statistics)
+
+    def generator(self) -> torch.Generator:
+        """The same draws for every editor and setting."""
+        return generator(self.seed, "edit", len(self.split.altered))
+
+
+def compete(
+    base: Base, exam: Exam, contender: Contender, file: Path, advance: Callable[[], Any]
+) -> tuple[list[Row], FactMLP | None]:
+    """Rows of the grid with the oracle and the selected row, and the fact MLP of the oracle row, whose patch goes to `file`.
+
+    `advance` is called after each setting. Without a setting that can be scored there is no best one, and the MLP is None.
+    """
+    label = contender.label
+    rows: list[Row] = []
+    best: dict[str, tuple[float, Row, Patch]] = {}
+    for old in (file, file.with_suffix(".json")):
+        old.unlink(missing_ok=True)
+    settings = [with_ridge(config, exam.statistics) for config in contender.settings]
+    stream: Iterator[Any] | None = None
+    for place, config in enumerate(settings):
+        try:
+            with plug_in(f"{label} failed"):
+                if stream is None:
+                    stream = edits(base, exam, contender.editor, settings[place:])
+                began = time.perf_counter()
+                result: Any = next(stream, None)
+                seconds = time.perf_counter() - began
+                row, half = score(base, exam, label, config, result, seconds)
+        except RegistryError as error:
+            stream = None  # a generator that has raised is over
+            rows.append(failure(exam, label, config, error))
+        else:
+            rows.append(row)
+            for kind, value in (("oracle", row["score_harmonic"]), ("selected", half)):
+                value = -1.0 if math.isnan(value) else value
+                if kind not in best or value > best[kind][0]:
+                    best[kind] = (value, row, result.patch)
+        advance()
+    mlp = None
+    try:
+        with plug_in(f"{label} failed"):
+            if base.was_changed():
+                raise ConfigError("it changed the model itself, where an editor returns a patch")
+            if best:
+                mlp = patched_fact_mlp(base.model, best["oracle"][2])
+                save_patch(best["oracle"][2], file)
+    except RegistryError as error:
+        if isinstance(error.__cause__, OSError):  # ours: the disk
+            raise error.__cause__ from None
+        base.reopen()
+        return [failure(exam, label, config, error) for config in settings], None
+    rows += [close_up(base, exam, row, patch, kind) for kind, (_, row, patch) in best.items()]
+    return finite_or_null(rows), mlp
+
+
+def with_ridge(config: Any, statistics: Statistics | None) -> Any:
+    """The same setting with a ridge where it would refuse a singular second moment; the row's setting shows it."""
+    if getattr(config, "on_singular", None) != "error" or statistics is None:
+        return config
+    try:
+        for moment in statistics.values():
+            moment.factor("error")
+    except SingularMomentError:
+        return replace(config, on_singular="ridge")
+    return config
+
+
+def edits(base: Base, exam: Exam, editor: Any, settings: Sequence[Any]) -> Iterator[Any]:
+    """The editor's result for each setting, one by one; editors that can share work between settings do."""
+    if hasattr(editor, "edit_grid"):
+        return iter(
+            editor.edit_grid(
+                base.adapter, exam.requests, settings, statistics=exam.statistics, generator=exam.generator()
+            )
+        )
+    return (
+        editor.edit(
+            base.adapter, exam.requests, config, statistics=exam.statistics, generator=exam.generator()
+        )
+        for config in settings
+    )
+
+
+def score(base: Base, exam: Exam, label: str, config: Any, result: Any, seconds: float) -> tuple[Row, float]:
+    """The row of one setting, and its score on the half of the facts that settings are selected on."""
+    if not isinstance(result, EditResult):
+        raise TypeError(f"expected an EditResult, found {type(result).__name__}")
+    mlp = patched_fact_mlp(base.model, result.patch)
+    if not all(parameter.isfinite().all() for parameter in mlp.parameters()):
+        raise NonFiniteError("its patch holds NaN or infinity")
+    found = outcomes(base.model, mlp, exam.probes)
+    measured = scores(exam.probes, found) | {
+        "seconds": seconds,
+        "notes": [printable(str(note)) for note in result.diagnostics.get("notes", [])],
+    }
+    half = scores(exam.probes, found, exam.split.chosen)["score_harmonic"]
+    return blank_row(exam, label, config) | measured, half
+
+
+def blank_row(exam: Exam, label: str, config: Any) -> Row:
+    """A row of the grid in which nothing is measured yet."""
+    split = exam.split
+    return {
+        "editor": label,
+        "setting": json.loads(json.dumps(to_plain(config), default=str)),
+        "protocol": PROTOCOL,
+        "scorer": SCORER,
+        "seed": exam.seed,
+        "altered": len(split.altered),
+        "preserved": len(split.preserved),
+        "unchanged": split.unchanged,
+        **dict.fromkeys(SCORES),
+        "seconds": None,
+        "selection": "grid",
+        "notes": [],
+        "error": None,
+    }
+
+
+def failure(exam: Exam, label: str, config: Any, error: Exception) -> Row:
+    """The row of a setting that has no scores, and why."""
+    reason = printable(str(error))
+    logger.warning("%s", reason)
+    return blank_row(exam, label, config) | {"error": reason}
+
+
+def close_up(base: Base, exam: Exam, row: Row, patch: Patch, selection: str) -> Row:
+    """The row of the best setting with everything measured; if it was selected, on the facts left for that only."""
+    mlp = patched_fact_mlp(base.model, patch)
+    among = exam.split.reported if selection == "selected" else None
+    measured = scores(exam.probes, outcomes(base.model, mlp, exam.probes, PROBES), among)
+    change = nonfact_change(base.model, base.model.fact_mlp, mlp, base.language)
+    return row | measured | change | {"selection": selection}
+
+
+def save_patch(patch: Patch, file: Path) -> None:
+    """As a file and its sidecar; an empty patch has none."""
+    if not patch.is_empty:
+        patch.save(file)
