@@ -8,7 +8,9 @@ is their decodability rho. Adding one vector to all values, or scaling them toge
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -114,9 +116,8 @@ def _solve(values: Tensor, tolerance: float) -> MarginOptimal:
     def solve(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return separate(centred, rows, start[rows], tolerance)
 
-    workers = torch.get_num_threads() if values.device.type == "cpu" else 1
-    if workers > 1 and len(blocks) > 1:
-        with ThreadPoolExecutor(workers) as pool:
+    if values.device.type == "cpu":
+        with _one_thread_each() as workers, ThreadPoolExecutor(min(workers, len(blocks))) as pool:
             parts = list(pool.map(solve, blocks))
     else:
         parts = [solve(rows) for rows in blocks]
@@ -125,6 +126,17 @@ def _solve(values: Tensor, tolerance: float) -> MarginOptimal:
     outputs = points / upper.clamp(min=NEAR)[:, None]
     rho = torch.where(lost, 0.0, lower)
     return MarginOptimal(outputs, rho, float((upper - lower.clamp(min=0)).max()))
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[int]:
+    """For as many threads as torch uses: each computes alone, since two that share small steps wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _linear_directions(centred: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def separate(
     sets = _AtomSets.holding(table, everyone, table.worst(everyone, start)[1])
     for _ in range(REFRESHES):
         sets = _descend(table, sets, tolerance)
-        sets.refresh()
+        factor = sets.refresh()
         place = sets.place
         points[place] = sets.nearest()
         upper[place] = points[place].norm(dim=1)
@@ -46,6 +46,7 @@ def separate(
         if not bool(unfinished.any()):
             break
         sets = sets.take(unfinished)
+        sets.invert(factor[unfinished])
     return points, upper, lower
 
 
@@ -112,15 +113,18 @@ class _AtomSets:
             self.weights = pad(self.weights, (0, more))
             self.inverse = pad(self.inverse, (0, more, 0, more))
 
-    def refresh(self) -> None:
-        """Inverses and weights from the atoms alone, free of the rounding of earlier updates."""
+    def refresh(self) -> Tensor:
+        """Weights from the atoms alone, free of the rounding of earlier updates; returns the factors (B, m, m)."""
         held = (self.atom >= 0).to(self.atoms.dtype)
         matrix = self.atoms @ self.atoms.mT + held[:, :, None] * held[:, None, :]
         matrix.diagonal(dim1=1, dim2=2).add_(1 - held)
         factor, _ = torch.linalg.cholesky_ex(matrix)
+        self.weights = torch.cholesky_solve(held[:, :, None], factor).squeeze(2).clamp_(min=0)
+        return factor
+
+    def invert(self, factor: Tensor) -> None:
         self.inverse = torch.cholesky_inverse(factor)
-        self.inverse.diagonal(dim1=1, dim2=2).sub_(1 - held)
-        self.weights = self.inverse.sum(dim=2).clamp_(min=0)
+        self.inverse.diagonal(dim1=1, dim2=2).sub_((self.atom < 0).to(factor.dtype))
 
     def nearest(self) -> Tensor:
         """The points held, (B, d)."""
@@ -144,7 +148,7 @@ def _descend(table: _Table, sets: _AtomSets, tolerance: float) -> _AtomSets:
 
 def _step(table: _Table, sets: _AtomSets, tolerance: float) -> Tensor:
     """Add or drop one atom in every row; True for rows that are at their nearest point."""
-    device, everyone = sets.place.device, torch.arange(len(sets.place), device=sets.place.device)
+    everyone = torch.arange(len(sets.place), device=sets.place.device)
     held = sets.atom >= 0
     if bool(held.all(dim=1).any()):
         sets.grow(min(2 * held.shape[1], sets.atoms.shape[2] + 1))
@@ -158,28 +162,28 @@ def _step(table: _Table, sets: _AtomSets, tolerance: float) -> Tensor:
 
     adding = (~drops).nonzero().flatten()
     points = sets.nearest()[adding]
-    smallest, new = table.worst(sets.place[adding], points)
+    smallest, atom = table.worst(sets.place[adding], points)
     square = points.square().sum(dim=1)
-    atoms = table.atoms(sets.place[adding], new)
-    known = torch.bmm(sets.atoms[adding], atoms[:, :, None]).squeeze(2) + held[adding]  # (b, m)
-    known *= held[adding]
-    moved = torch.bmm(sets.inverse[adding], known[:, :, None]).squeeze(2)
+    new = torch.zeros_like(sets.atoms[:, 0])  # (B, d)
+    new[adding] = table.atoms(sets.place[adding], atom)
+    known = (torch.bmm(sets.atoms, new[:, :, None]).squeeze(2) + 1) * (held & ~drops[:, None])
+    moved = torch.bmm(sets.inverse, known[:, :, None]).squeeze(2)
     schur = 2 - (known * moved).sum(dim=1)
-    free = ~held[adding]
-    at_end = (
+    slot = torch.where(drops, slot, (~held).to(torch.uint8).argmax(dim=1))
+    at_end = torch.zeros_like(drops)
+    at_end[adding] = (
         (smallest >= (1 - tolerance) * square)
         | (square < NEAR**2)
-        | (sets.atom[adding] == new[:, None]).any(dim=1)
-        | (schur < DEPENDENT)
-        | ~free.any(dim=1)
+        | (sets.atom[adding] == atom[:, None]).any(dim=1)
+        | (schur[adding] < DEPENDENT)
+        | held[adding].all(dim=1)
     )
-    slot[adding] = free.to(torch.uint8).argmax(dim=1)
 
-    column = sets.inverse[everyone, slot]  # (B, m): what a drop takes away
-    factor = -1 / column.gather(1, slot[:, None])
-    moved.scatter_(1, slot[adding][:, None], -1.0)
-    column[adding] = moved
-    factor[adding] = torch.where(at_end, 0.0, 1 / schur)[:, None]
+    # One rank-one update: the bordered inverse where an atom comes, a Schur complement where one goes.
+    leaving = sets.inverse[everyone, slot]  # (B, m)
+    column = torch.where(drops[:, None], leaving, moved.scatter(1, slot[:, None], -1.0))
+    pivot = torch.where(drops, -leaving.gather(1, slot[:, None]).squeeze(1), schur)
+    factor = torch.where(at_end, 0.0, 1 / pivot)[:, None]
     sets.inverse.baddbmm_((factor * column)[:, :, None], column[:, None, :])
 
     dropping = drops.nonzero().flatten()
@@ -189,9 +193,7 @@ def _step(table: _Table, sets: _AtomSets, tolerance: float) -> Tensor:
     sets.atoms[dropping, gone] = 0
     sets.atom[dropping, gone] = -1
     sets.weights[dropping, gone] = 0
-    taken = ~at_end
-    sets.atoms[adding[taken], slot[adding[taken]]] = atoms[taken]
-    sets.atom[adding[taken], slot[adding[taken]]] = new[taken]
-    done = torch.zeros(len(sets.place), dtype=torch.bool, device=device)
-    done[adding] = at_end
-    return done
+    coming = (~drops & ~at_end).nonzero().flatten()
+    sets.atoms[coming, slot[coming]] = new[coming]
+    sets.atom[coming, slot[coming]] = atom[~at_end[adding]]
+    return at_end
