@@ -56,3 +56,16 @@ class SingularMomentError(MlpSwapError, ValueError):
         super().__init__(message)
         self.rank = rank
         self.width = width
+
+
+class EmbeddingsError(MlpSwapError, ValueError):
+    """A table of embeddings cannot be made as asked, or has not got what was asked of it."""
+
+
+class NotDecodableError(EmbeddingsError):
+    """Some values have the largest score under no output. `indices` lists them; the text is "values I, J `why`"."""
+
+    def __init__(self, why: str, indices: tuple[int, ...]):
+        more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+        super().__init__(f"values {', '.join(map(str, indices[:8]))}{more} {why}")
+        self.indices = indices

@@ -13,6 +13,11 @@ import tests.shapes  # noqa: F401  the hook finds it by name
 # Annotations like Float[Tensor, "F d"] are checked on every call here, and cost nothing in production.
 install_import_hook(
     [
+        "mlpswap.embeddings",
+        "mlpswap.whitening",
+        "mlpswap.min_norm",
+        "mlpswap.geometry",
+        "mlpswap.stores",
         "mlpswap.constructions",
         "mlpswap.metrics",
         "mlpswap.editing.moments",
