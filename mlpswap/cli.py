@@ -49,6 +49,9 @@ VERBS: dict[str, Verb] = {
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
         "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
+    "cost": Verb(
+        "find how many parameters each construction needs",
+        "mlpswap.cost.config:CostConfig", "mlpswap.cost.run:cost", ("resume", "overwrite")),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report"),

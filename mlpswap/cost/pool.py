@@ -1,0 +1,145 @@
+"""Searches side by side: each process builds one MLP at a time on one thread, and is ended if that takes too long."""
+
+import logging
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from mlpswap.cost.probe import Cell, build_and_measure
+from mlpswap.cost.search import Found, Outcome, Probes
+
+logger = logging.getLogger(__name__)
+
+Known = Mapping[tuple[str, int, int], Outcome]  # by `Cell.identity`, size and seed
+TICK = 0.2  # seconds between looks at the clock
+
+
+class Worker:
+    """One process and the build that it is at, if any."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy torch's locked thread pools
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: tuple[int, Cell, int, int] | None = None
+        self.ready = False  # has imported what it needs, and sent a first None to say so
+        self.began = 0.0
+
+    def start(self, number: int, cell: Cell, size: int, seed: int) -> None:
+        self.pipe.send((cell, size, seed))
+        self.task, self.began = (number, cell, size, seed), time.monotonic()
+
+    def is_late(self, seconds: float) -> bool:
+        return self.ready and time.monotonic() - self.began > seconds
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    """Build what comes through the pipe until it closes. Whatever goes wrong in a build is its outcome."""
+    import torch
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # an MLP that stores too little is what a search is about
+    pipe.send(None)
+    while True:
+        try:
+            cell, size, seed = pipe.recv()
+            try:
+                outcome = build_and_measure(cell, size, seed)
+            except Exception as error:
+                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                outcome = Outcome(size, seed, None, {"error": text})
+            pipe.send(outcome)
+        except (EOFError, BrokenPipeError, KeyboardInterrupt):
+            return
+
+
+def run_searches(
+    searches: Sequence[tuple[Cell, Probes]],
+    known: Known,
+    *,
+    workers: int,
+    seconds: float,
+    record: Callable[[Cell, Outcome], None],
+) -> Iterator[tuple[int, Found]]:
+    """Drive all searches and yield (number, what was found) as each ends.
+
+    A build that is `known` is not done again. `record` is told of every new one, in the order in which they end. A
+    build of more than `seconds` is ended, with accuracy None. A search ends at an error with the status "error".
+    """
+    pending: deque[tuple[int, Cell, int, int]] = deque()
+    ended: deque[tuple[int, Found]] = deque()
+
+    def advance(number: int, outcome: Outcome | None) -> None:
+        """Feed a search until it asks for a build that is not known, or ends."""
+        cell, probes = searches[number]
+        try:
+            while True:
+                if outcome is not None and "error" in outcome.figures:
+                    ended.append((number, Found(None, 0, "error", (outcome,))))
+                    return
+                size, seed = next(probes) if outcome is None else probes.send(outcome)
+                outcome = known.get((cell.identity, size, seed))
+                if outcome is None:
+                    pending.append((number, cell, size, seed))
+                    return
+        except StopIteration as stop:
+            ended.append((number, stop.value))
+
+    def finish(worker: Worker, outcome: Outcome) -> None:
+        assert worker.task is not None
+        number, cell, *_ = worker.task
+        worker.task = None
+        record(cell, outcome)
+        advance(number, outcome)
+
+    for number in range(len(searches)):
+        advance(number, None)
+    team: list[Worker] = []
+    try:
+        while pending or ended or any(worker.task for worker in team):
+            while ended:
+                yield ended.popleft()
+            while pending:
+                idle = next((worker for worker in team if worker.task is None), None)
+                if idle is None and len(team) < workers:
+                    team.append(idle := Worker())
+                if idle is None:
+                    break
+                idle.start(*pending.popleft())
+            busy = [worker for worker in team if worker.task]
+            ready = wait([worker.pipe for worker in busy], timeout=TICK)
+            for worker in busy:
+                assert worker.task is not None
+                _, _, size, seed = worker.task
+                figures: dict[str, Any]
+                if worker.pipe in ready:
+                    try:
+                        outcome = worker.pipe.recv()
+                    except EOFError:
+                        figures = {"error": "the process died; most likely its memory ran out"}
+                    else:
+                        if outcome is None:
+                            worker.ready, worker.began = True, time.monotonic()
+                        else:
+                            finish(worker, outcome)
+                        continue
+                elif worker.is_late(seconds):
+                    figures = {"capped_after": seconds}
+                else:
+                    continue
+                team.remove(worker)
+                worker.end()
+                finish(worker, Outcome(size, seed, None, figures))
+    finally:
+        for worker in team:
+            worker.end()

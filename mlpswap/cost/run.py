@@ -1,0 +1,172 @@
+"""`mlpswap cost`: the smallest size of each construction, as a table, a picture and the list of all builds."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mlpswap.config import build_options, to_plain, to_yaml
+from mlpswap.cost.config import CostConfig, Entry
+from mlpswap.cost.pool import run_searches
+from mlpswap.cost.probe import Cell
+from mlpswap.cost.search import Found, Outcome, smallest_size, verify
+from mlpswap.cost.tables import row_of, write_tables
+from mlpswap.errors import CheckpointError
+from mlpswap.registry import CONSTRUCTIONS, get
+from mlpswap.runs import (
+    default_folder,
+    progress_interval,
+    require_same_config,
+    results,
+    run_folder,
+    write_json,
+    write_text,
+)
+
+logger = logging.getLogger(__name__)
+
+# Keys that may differ when a run is resumed: builds that are done stay what they are.
+FREE_ON_RESUME = (
+    "output_dir",
+    "workers",
+    "probe_seconds",
+    "constructions",
+    "facts",
+    "d",
+    "kappa",
+    "alpha",
+    "search",
+)
+
+
+def cost(
+    config: CostConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
+) -> Path:
+    """Run all searches, two or more side by side, and write what they found. Returns the run folder."""
+    began = time.perf_counter()
+    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "cost")
+    check_options(config)
+    with run_folder(folder, resume=resume, overwrite=overwrite):
+        if resume:
+            require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
+        write_text(folder / "config.yaml", to_yaml(config))
+    log = folder / "probes.jsonl"
+    known = read_probes(log, config.probe_seconds) if resume else {}
+    if known:
+        logger.warning("resuming %s: %d builds are done", folder, len(known))
+    tasks = list(searches(config))
+    found: dict[int, Found] = {}
+    with (
+        log.open("a", encoding="utf-8") as lines,
+        tqdm(unit="build", desc=f"0 of {len(tasks)} searches", mininterval=progress_interval()) as bar,
+    ):
+
+        def record(cell: Cell, outcome: Outcome) -> None:
+            known[cell.identity, outcome.size, outcome.seed] = outcome
+            line = {"cell": cell.to_dict(), "size": outcome.size, "seed": outcome.seed}
+            line |= {"accuracy": outcome.accuracy, **outcome.figures}
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.flush()
+            bar.set_postfix_str(f"{cell.name} at {outcome.size}")
+            bar.update()
+
+        workers = config.workers or os.cpu_count() or 1
+        pairs = [(cell, probes) for _, cell, probes, _ in tasks]
+        for number, result in run_searches(
+            pairs, known, workers=workers, seconds=config.probe_seconds, record=record
+        ):
+            found[number] = result
+            bar.set_description(f"{len(found)} of {len(tasks)} searches")
+    rows = rows_of(config, tasks, found)
+    metrics = {"rows": len(rows), "found": sum(row["size"] is not None for row in rows), "builds": len(known)}
+    seconds = time.perf_counter() - began
+    write_tables(folder, rows)
+    write_json(folder / "results.json", results("cost", to_plain(config), metrics, rows, seconds))
+    print((folder / "cost.md").read_text(encoding="utf-8"))
+    print(f"run folder: {folder}")
+    return folder
+
+
+def check_options(config: CostConfig) -> None:
+    """Raise `ConfigError` or `RegistryError` for a construction or an option that does not exist."""
+    for entry in config.constructions:
+        schema = get(CONSTRUCTIONS, entry.construction).Config
+        size = {entry.varies: entry.size or 1} if entry.varies else {}
+        build_options(schema, entry.options | size, f"constructions: {entry.name}")
+
+
+Task = tuple[Entry, Cell, Any, bool]  # with the search, and whether it verifies a published size
+
+
+def searches(config: CostConfig) -> list[Task]:
+    """Every construction at every point of the table; where a published size is known, that as well."""
+    tasks: list[Task] = []
+    for facts in config.facts:
+        for d in config.d:
+            for kappa in config.kappa:
+                for alpha in config.alpha:
+                    for entry in config.constructions:
+                        cell = Cell(
+                            entry.name, entry.construction, dict(entry.options), entry.varies, facts, d,
+                            config.embeddings, kappa, alpha,
+                        )  # fmt: skip
+                        tasks.append((entry, cell, search_of(config, entry, cell), False))
+                        if entry.published and not config.search:
+                            published = verify(
+                                entry.published, entry.published_seeds, error=config.error, smaller=False
+                            )
+                            tasks.append((entry, cell, published, True))
+    return tasks
+
+
+def search_of(config: CostConfig, entry: Entry, cell: Cell) -> Any:
+    common: dict[str, Any] = {"error": config.error, "precision": config.precision}
+    if entry.varies is None:
+        return verify(1, config.seeds, error=config.error, smaller=False)
+    if not config.search:
+        assert entry.size is not None  # checked by the configuration
+        return verify(entry.size, config.seeds, **common)
+    guess = entry.size or cell.facts // 2
+    return smallest_size(guess, config.seeds, largest=config.largest, **common)
+
+
+def rows_of(config: CostConfig, tasks: list[Task], found: dict[int, Found]) -> list[dict[str, Any]]:
+    """One row for each search; a published size that was verified stands in the same row."""
+    rows: list[dict[str, Any]] = []
+    for number, (entry, cell, _, published) in enumerate(tasks):
+        if published:
+            rows[-1] |= {
+                "published": entry.published,
+                "published_seeds": entry.published_seeds,
+                "published_holds": found[number].size is not None,
+            }
+        else:
+            rows.append(row_of(cell, found[number], config.seeds))
+    return rows
+
+
+def read_probes(path: Path, seconds: float) -> dict[tuple[str, int, int], Outcome]:
+    """The builds of an earlier part of the run; those that ended for a shorter time limit, or an error, are left out.
+
+    A last line that a kill cut short is left out as well. Raises `CheckpointError` for any other damage.
+    """
+    known: dict[tuple[str, int, int], Outcome] = {}
+    if not path.exists():
+        return known
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for line in lines[:-1]:
+            content = json.loads(line)
+            cell, size, seed = Cell(**content.pop("cell")), content.pop("size"), content.pop("seed")
+            outcome = Outcome(size, seed, content.pop("accuracy"), content)
+            if outcome.accuracy is not None or outcome.figures.get("capped_after", 0) >= seconds:
+                known[cell.identity, size, seed] = outcome
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if lines[-1]:
+        path.write_text("\n".join([*lines[:-1], ""]), encoding="utf-8")
+    return known
