@@ -29,6 +29,10 @@ class NonFiniteError(MlpSwapError, ValueError):
     """A tensor holds NaN or infinity; the text names it."""
 
 
+class LaunchError(MlpSwapError, RuntimeError):
+    """One of several processes cannot go on, since another one has ended."""
+
+
 class InfeasibleConstructionError(MlpSwapError, ValueError):
     """The construction cannot exist at this size; the text holds the violated inequality with its numbers."""
 

@@ -6,6 +6,7 @@ mlpswap train --config books_tiny                                     # the same
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,12 +31,23 @@ def train(
     config: TrainConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:
     """Run the whole of it and return the run folder. Every process of a launch calls this."""
+    from mlpswap.runs import default_folder
+    from mlpswap.training.limits import check_memory, one_sentence
+
+    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "train")
+    check_memory(config)
+    with one_sentence():
+        _train(config, folder, resume, overwrite)
+    return folder
+
+
+def _train(config: TrainConfig, folder: Path, resume: bool, overwrite: bool) -> None:
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import default_folder, finished, require_same_config, run_folder, write_text
+    from mlpswap.runs import finished, require_same_config, run_folder, write_text
     from mlpswap.training import setup
-    from mlpswap.training.log import RunLog
+    from mlpswap.training.log import RunLog, wandb_ready
 
     began = time.perf_counter()
     if config.threads is not None:
@@ -48,7 +60,7 @@ def train(
             "its own in the same folder; without GPUs set ACCELERATE_USE_CPU=true"
         )
     main = accelerator.is_main_process
-    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "train")
+    use_wandb = main and wandb_ready(config.wandb, folder)
     opened = run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.facts.path,))
     with opened if main else nullcontext():
         accelerator.wait_for_everyone()
@@ -56,22 +68,28 @@ def train(
             require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
         if resume and finished(folder, "train"):
             logger.warning("%s is finished; nothing to resume", folder)
-            return folder
+            return
         model, task = setup.open_host(config, folder, resume=resume, write=main)
         if main:
             write_text(folder / "config.yaml", to_yaml(config))
     start = found(folder, accelerator, config) if resume else None
-    log = RunLog(folder, from_step=start[1].step if start else 0) if main else None
+    at, wandb_id = (start[1].step, start[1].wandb_id) if start else (0, None)
+    log = RunLog(folder, from_step=at) if main else None
     try:
-        metrics = run(config, accelerator, folder, model, task, start, log, began)
+        if log is not None and use_wandb:
+            wandb_id = log.start_wandb(config.wandb, folder, to_plain(config), wandb_id)
+        outcome = run(config, accelerator, folder, model, task, start, log, wandb_id, began)
+    except KeyboardInterrupt:
+        if main:
+            say_how_to_go_on(folder)
+        raise
     finally:
         if log is not None:
             log.close()
-    if metrics is not None:
-        print_summary(folder, metrics)
+    if outcome is not None:
+        print_summary(folder, outcome)
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    return folder
 
 
 def found(folder: Path, accelerator: Any, config: TrainConfig) -> Any:
@@ -99,18 +117,17 @@ def run(
     task: Any,
     start: Any,
     log: Any,
+    wandb_id: str | None,
     began: float,
-) -> dict[str, Any] | None:
-    """Train, evaluate, save and report. Returns the metrics on the first process and None on the others."""
+) -> Any:
+    """Train, evaluate, save and report. Returns the outcome on the first process and None on the others."""
     from mlpswap.runs import write_json
     from mlpswap.training import setup
     from mlpswap.training.checkpoint import load_checkpoint
     from mlpswap.training.evaluate import evaluate, save_and_show
     from mlpswap.training.loop import Trainer, same_on_all
 
-    at, wandb_id = (start[1].step, start[1].wandb_id) if start else (0, None)
-    if log is not None:
-        wandb_id = log.start_wandb(config.wandb, folder, to_plain(config), wandb_id)
+    at = start[1].step if start else 0
     target = setup.make_swap_target(config, model, "swap target")
     monitor = target if config.training.early_stop is None else setup.make_monitor(config, model)
     model.to(accelerator.device)
@@ -136,17 +153,28 @@ def run(
 
         figures = write_report(folder)
     log.summarise({name: value for name, value in outcome.metrics.items() if value is not None}, figures)
-    return outcome.metrics
+    return outcome
 
 
-def print_summary(folder: Path, metrics: dict[str, Any]) -> None:
-    """The headline figures, for whoever stands at the terminal."""
+def say_how_to_go_on(folder: Path) -> None:
+    from mlpswap.training.checkpoint import latest
+
+    checkpoint = latest(folder / "checkpoints")
+    step = checkpoint[1].step if checkpoint else 0
+    path = shlex.quote(str(folder))
+    logger.warning("the run goes on from step %d with: mlpswap train --resume output_dir=%s", step, path)
+
+
+def print_summary(folder: Path, outcome: Any) -> None:
+    """The headline figures, for whoever stands at the terminal, with what guessing would score."""
+    metrics, majority = outcome.metrics, outcome.extra["facts"]["majority_share"]
     for name in (
         "value_accuracy", "fact_adaptive_accuracy", "capacity_swap", "heldout_accuracy",
         "nonfact_ce_ratio", "attention_mass", "steps", "train_seconds",
     ):  # fmt: skip
         if metrics.get(name) is not None:
-            print(f"{name:28} {metrics[name]:.4g}")
+            beside = f"  (the commonest value alone: {majority:.4g})" if name == "value_accuracy" else ""
+            print(f"{name:28} {metrics[name]:.4g}{beside}")
     print(f"run folder: {folder}")
 
 

@@ -52,8 +52,8 @@ def test_books_tiny(tmp_path, seed):
 def test_books_of_a_real_download_are_read_and_trained_on(tmp_path):
     """A few steps on 4,096 real titles, with whatever they contain."""
     metrics = _run(
-        "books_4k", tmp_path / "run", f"facts.path={GOODREADS}", "training.steps=5", "training.eval_every=0",
-        "evaluation.pairs=64",
+        "books_4k", tmp_path / "run", f"facts.path={GOODREADS}", "training.steps=5", "training.warmup=0",
+        "training.eval_every=0", "evaluation.pairs=64",
     )  # fmt: skip
     assert metrics["capacity_trained"] >= 0.995
 
@@ -137,6 +137,18 @@ def test_two_processes_learn_what_one_does(tmp_path):
     for name in ("value_accuracy", "fact_adaptive_accuracy", "heldout_accuracy", "nonfact_ce_ratio"):
         assert two[name] == pytest.approx(one[name], abs=0.005), name
     assert two["steps"] == one["steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.multiproc
+def test_what_stops_one_process_is_said_once_and_above_no_traceback_of_the_other(tmp_path):
+    """Before the launcher's own summary, which nobody can keep it from printing."""
+    (tmp_path / "thesis.tex").write_text("x")
+    command, environment = _torchrun(tmp_path, processes=2)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("thesis.tex") == 1
+    assert "Connection closed" not in done.stderr
 
 
 @pytest.mark.slow

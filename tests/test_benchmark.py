@@ -300,6 +300,7 @@ def test_a_host_of_ssfr_is_refused(tmp_path):
         "task=ssfr",
         "facts.count=16",
         "training.steps=2",
+        "training.warmup=0",
         "mlp={construction: hebbian, h: 64}",
     )
     with pytest.raises(ConfigError, match="SSFR"):

@@ -47,6 +47,18 @@ def _fails(capsys, *words):
         (["train", "mlp={construction: gd, noise: .inf}"], "mlp.noise"),
         (["train", "mlp=[1, 2]"], "mlp"),
         (["ask", " ", "model=x"], "prompt"),
+        (["train", "training.warmup=401"], "training.warmup = 401: expected at most training.steps = 400"),
+        (["train", "mlp={construction: hebbian, h: 10000000000}"], "mlp.h = 10000000000"),
+        (["train", "swap.constructions=[{construction: gd, h: 10000000000}]"], "swap.constructions[0].h"),
+        (["train", "host.n_embd=1000000000"], "host.n_embd = 1000000000"),
+        (["train", "host.n_layer=1000000000000"], "host.n_layer"),
+        (["train", "host.n_layer=0"], "host.n_layer"),
+        (["train", "host.router_hidden=100000000000"], "host.router_hidden"),
+        (["train", "task=ssfr", "facts.count=100000000000"], "facts.count"),
+        (["train", "training.batch_size=1000000000"], "training.batch_size = 1000000000"),
+        (["train", "output_dir=" + "x" * 300], "File name too long"),
+        (["train", "output_dir=" + "x" * 250], "File name too long"),
+        (["train", r'output_dir="a\0b"'], "null byte"),
     ],
 )
 def test_a_mistake_gets_one_sentence_that_names_it(capsys, tmp_path, monkeypatch, words, named):

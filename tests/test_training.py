@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shlex
 import shutil
 
 import pytest
@@ -9,14 +11,24 @@ import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from mlpswap.errors import CheckpointError, ConfigError, InfeasibleConstructionError, RunFolderError
+from mlpswap.cli import main
+from mlpswap.errors import (
+    CheckpointError,
+    ConfigError,
+    InfeasibleConstructionError,
+    LaunchError,
+    RunFolderError,
+)
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapForCausalLM, Patch
 from mlpswap.randomness import generator
 from mlpswap.tasks import books_task, ssfr_task
 from mlpswap.tasks.base import IGNORE
+from mlpswap.train import print_summary
 from mlpswap.training.config import OptimiserOptions
-from mlpswap.training.loop import learning_rate
+from mlpswap.training.evaluate import Outcome
+from mlpswap.training.limits import one_sentence
+from mlpswap.training.loop import Trainer, learning_rate
 from mlpswap.training.objective import StepSource, TrainingObjective
 from tests.conftest import train_run
 
@@ -262,11 +274,55 @@ def test_every_option_of_the_ablation_trains_and_survives_the_disk(tmp_path, opt
     """The paper's ablation must be within reach: each switch trains a few steps, saves, reloads and swaps."""
     AcceleratorState._reset_state()  # accelerate keeps one precision for the life of a process
     folder = train_run(
-        tmp_path / "run", "training.steps=12", "training.eval_every=0", "evaluation.pairs=16", *options
+        tmp_path / "run",
+        "training.steps=12",
+        "training.warmup=0",
+        "training.eval_every=0",
+        "evaluation.pairs=16",
+        *options,
     )
     results = json.loads((folder / "results.json").read_text())
     AcceleratorState._reset_state()
     assert all(math.isfinite(row["nonfact_ce_ratio"]) for row in results["rows"])
+
+
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, caplog):
+    """Ctrl-C at step 150; the words of the message, given to the command line, end the run."""
+    real = Trainer._log_step
+
+    def interrupt(self, done, *rest):
+        real(self, done, *rest)
+        if done == 150:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "my run"
+    monkeypatch.setattr(Trainer, "_log_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(folder)
+    monkeypatch.setattr(Trainer, "_log_step", real)
+    found = re.search(r"goes on from step 100 with: mlpswap (.*)", caplog.text)
+    assert main(shlex.split(found[1])) == 0
+    assert json.loads((folder / "results.json").read_text())["resumed_at"] == 100
+
+
+def test_the_summary_shows_what_guessing_would_score(trained, capsys):
+    content = json.loads((trained / "results.json").read_text())
+    print_summary(trained, Outcome(content["metrics"], content["rows"], {"facts": {"majority_share": 0.375}}))
+    assert re.search(r"value_accuracy +\S+ +\(the commonest value alone: 0\.375\)", capsys.readouterr().out)
+
+
+def test_a_process_whose_fellow_is_gone_says_so_in_one_sentence():
+    """The other's sentence must not be buried under a traceback of the connection."""
+    lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:58092. GLHF!")
+    with pytest.raises(LaunchError, match="another one has ended"), one_sentence():
+        raise lost
+
+
+def test_memory_that_runs_out_names_the_keys_and_other_faults_stay():
+    with pytest.raises(ConfigError, match=r"not enough memory; lower training\.batch_size"), one_sentence():
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="mat1"), one_sentence():
+        torch.ones(2, 3) @ torch.ones(2, 3)
 
 
 def test_a_fact_mlp_that_stores_too_little_stops_the_run(tmp_path):
@@ -274,13 +330,15 @@ def test_a_fact_mlp_that_stores_too_little_stops_the_run(tmp_path):
         train_run(tmp_path / "run", "mlp={construction: hebbian, variant: plain, h: 8}")
 
 
-def test_ssfr_stops_early_on_facts_that_are_never_reported(tmp_path):
+def test_ssfr_stops_early_on_facts_that_are_never_reported(tmp_path, caplog):
     folder = train_run(
         tmp_path / "run", "task=ssfr", "facts.count=32", "host.n_embd=32", "training.clip=null",
         "mlp={construction: hebbian, h: 64}", "training.steps=400", "training.batch_size=64",
         "training.eval_every=50", "training.early_stop=0.9",
     )  # fmt: skip
+    assert "training.early_stop = 0.9" in caplog.text
     results = json.loads((folder / "results.json").read_text())
+    assert f"stopped at step {results['metrics']['steps']} of 400" in caplog.text
     assert results["metrics"]["steps"] < 400
     assert results["metrics"]["fact_adaptive_accuracy"] >= 0.8
     assert "nonfact_ce_ratio" not in results["metrics"]

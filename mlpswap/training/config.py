@@ -90,7 +90,11 @@ class EvaluationOptions:
 
 @dataclass
 class WandbOptions:
-    mode: str = option("offline", "offline, online or disabled; online needs a key that is set up before")
+    mode: str = option(
+        "offline",
+        "offline (in the run folder, for `wandb sync`), online or disabled; online stops at once, before anything is "
+        "built, if no key is set up or the server does not answer",
+    )
     project: str = option("mlpswap", "W&B project")
     entity: str | None = option(None, "W&B user or team")
     name: str | None = option(None, "name of the run; null: that of the run folder")
@@ -151,7 +155,19 @@ class TrainConfig:
             )
         if self.threads is not None and self.threads > 1024:
             raise ConfigError(f"threads = {self.threads}: expected at most 1024")
-        _least("host.n_embd", self.host.n_embd, 2)
+        if self.training.warmup > self.training.steps:
+            raise ConfigError(
+                f"training.warmup = {self.training.warmup}: expected at most training.steps = {self.training.steps}, else "
+                "the learning rate never comes to training.lr"
+            )
+        for name, least in (
+            ("n_embd", 2),
+            ("n_layer", 1),
+            ("n_head", 1),
+            ("language_rank", 1),
+            ("router_hidden", 1),
+        ):
+            _least(f"host.{name}", getattr(self.host, name), least)
         if self.host.logit_scale is not None and self.host.logit_scale <= 0:
             raise ConfigError(
                 f"host.logit_scale = {self.host.logit_scale}: expected a positive number, or null"
@@ -162,11 +178,14 @@ class TrainConfig:
             raise ConfigError(f"training.lr = {self.training.lr}: expected a positive rate")
         if self.task == "ssfr" and self.facts.count is None:
             raise ConfigError("facts.count is missing: SSFR makes its own facts and needs their number")
-        for place, mlp in [
-            ("mlp", self.mlp), *((f"swap.constructions[{i}]", c) for i, c in enumerate(self.swap.constructions))
-        ]:  # fmt: skip
+        for place, mlp in self.mlps():
             if "construction" not in mlp:
                 raise ConfigError(f"{place}: key 'construction' is missing, as in {{construction: hebbian}}")
+
+    def mlps(self) -> list[tuple[str, dict[str, Any]]]:
+        """The key and the content of every description of a fact MLP."""
+        swapped = [(f"swap.constructions[{i}]", mlp) for i, mlp in enumerate(self.swap.constructions)]
+        return [("mlp", self.mlp), *swapped]
 
 
 def construction_and_options(mlp: dict[str, Any]) -> tuple[str, dict[str, Any]]:

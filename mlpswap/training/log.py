@@ -5,6 +5,7 @@ import logging
 import netrc
 import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlparse
 
@@ -13,6 +14,10 @@ from mlpswap.runs import finite_or_null, write_text
 from mlpswap.training.config import WandbOptions
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds for W&B's server to answer before the run
+INIT_TIMEOUT = 20.0  # seconds for W&B to register the run
+_OFFLINE = "use wandb.mode=offline and `wandb sync` later"
 
 
 class RunLog:
@@ -41,39 +46,30 @@ class RunLog:
 
     def start_wandb(
         self, options: WandbOptions, folder: Path, config: dict[str, Any], wandb_id: str | None
-    ) -> str | None:
-        """Begin or continue a W&B run inside the run folder and return its id; never asks for a key.
+    ) -> str:
+        """Begin or continue a W&B run inside the run folder and return its id; `wandb_ready` has said that it can."""
+        import wandb
 
-        Raises `ConfigError` before any training if `online` is wanted without a key.
-        """
-        if options.mode == "disabled":
-            return None
+        home = folder / "wandb"
         try:
-            import wandb
-        except ImportError:
-            if options.mode == "online":
-                raise ConfigError(
-                    "wandb.mode = online, but the package wandb is not installed; pip install wandb"
-                ) from None
-            logger.warning("the package wandb is not installed: metrics go to %s only", self.path)
-            return None
-        settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False)
-        if options.mode == "online" and not _has_key(settings.base_url):
-            raise ConfigError(
-                "wandb.mode = online, but no API key is set up; run `wandb login` or set WANDB_API_KEY, "
-                "or use wandb.mode=offline and `wandb sync` later"
+            home.mkdir(exist_ok=True)  # W&B would take the system's temporary folder, without a word
+            self._run = wandb.init(
+                mode=options.mode,  # type: ignore[arg-type]
+                dir=str(folder),
+                project=options.project,
+                entity=options.entity,
+                name=options.name or folder.name,
+                id=wandb_id,
+                resume="allow" if wandb_id else None,
+                config=config,
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, save_code=False, init_timeout=INIT_TIMEOUT
+                ),
             )
-        self._run = wandb.init(
-            mode=options.mode,  # type: ignore[arg-type]
-            dir=str(folder),
-            project=options.project,
-            entity=options.entity,
-            name=options.name or folder.name,
-            id=wandb_id,
-            resume="allow" if wandb_id else None,
-            config=config,
-            settings=settings,
-        )
+        except OSError as error:
+            raise RunFolderError(f"{home} cannot be written: {error.strerror}") from error
+        except (wandb.Error, ValueError) as error:
+            raise ConfigError(f"W&B does not take the run: {_one_line(error)}; {_OFFLINE}") from error
         for pattern in ("train/*", "eval/*"):
             self._run.define_metric(pattern, step_metric="step")
         return self._run.id
@@ -81,8 +77,11 @@ class RunLog:
     def event(self, kind: str, step: int, **numbers: Any) -> None:
         """Append one event; its numbers appear in W&B as kind/name."""
         line = finite_or_null({"event": kind, "step": step} | numbers)
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be written: {error.strerror}") from error
         if self._run is not None:
             self._run.log({"step": step} | {f"{kind}/{name}": value for name, value in numbers.items()})
 
@@ -119,17 +118,84 @@ def _step(line: bytes) -> int | None:
     return step if isinstance(step, int) and line.endswith(b"\n") else None
 
 
-def _has_key(base_url: str) -> bool:
-    """Whether W&B would find a key, since it asks for one at the terminal if not."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(base_url).hostname or ""
-    names = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
-    for name in names:
-        path = Path(name).expanduser()
-        if path.is_file():
-            try:
-                return netrc.netrc(path).authenticators(host) is not None
-            except (netrc.NetrcParseError, OSError):
-                return False
-    return False
+def wandb_ready(options: WandbOptions, folder: Path) -> bool:
+    """Whether W&B is to get the numbers of the run in `folder`. Asked before anything is built; never asks for a key.
+
+    Raises `ConfigError`, within `PATIENCE` seconds, for names that W&B does not allow, and for `online` without the
+    package, without a key, with one that is refused, or with a server that does not answer.
+    """
+    if options.mode == "disabled":
+        return False
+    if "HOME" not in os.environ or not os.access(os.environ["HOME"], os.W_OK):
+        # Where else its service would keep its log: it prints all of it if it finds no place.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder.absolute() / "wandb" / "cache"))
+    try:
+        import wandb
+        from wandb.sdk.wandb_setup import singleton
+    except ImportError:
+        if options.mode == "online":
+            raise ConfigError(
+                "wandb.mode = online, but the package wandb is not installed; pip install wandb"
+            ) from None
+        logger.warning("the package wandb is not installed: metrics go to metrics.jsonl only")
+        return False
+    try:
+        wandb.Settings(project=options.project, entity=options.entity, run_name=options.name)
+        server = singleton().settings.base_url
+    except (wandb.Error, ValueError) as error:
+        raise ConfigError(f"W&B does not take its settings: {_one_line(error)}") from error
+    if options.mode == "online" and (fault := _login_fault(server)):
+        raise ConfigError(f"wandb.mode = online, but {fault}; {_OFFLINE}")
+    return True
+
+
+def _login_fault(server: str) -> str | None:
+    """What keeps a run from being logged live at `server`, None if nothing does."""
+    import requests
+
+    key = _key(server)
+    if key is None:
+        return "no API key is set up: run `wandb login` or set WANDB_API_KEY"
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            query = {"query": "query { viewer { id } }"}
+            answer = requests.post(f"{server}/graphql", json=query, auth=("api", key), timeout=PATIENCE)
+            refused = answer.status_code in (401, 403)
+            answers.append(None if refused else answer.json()["data"]["viewer"])
+        except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+            answers.append(error)
+
+    thread = Thread(target=ask, daemon=True)  # no timeout of requests covers the look-up of the server's name
+    thread.start()
+    thread.join(PATIENCE)
+    match answers:
+        case []:
+            return f"{server} has not answered within {PATIENCE:g} seconds"
+        case [requests.ConnectionError() | requests.Timeout()]:
+            return f"{server} cannot be reached"
+        case [Exception()]:
+            return f"{server} does not answer like a W&B server"
+        case [None]:
+            return f"{server} does not accept the API key"
+    return None
+
+
+def _key(server: str) -> str | None:
+    """The key that W&B would find for a server; where there is none, it would ask for one at the terminal."""
+    if key := os.environ.get("WANDB_API_KEY"):
+        return key
+    for name in [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]:
+        try:
+            found = netrc.netrc(Path(name).expanduser()).authenticators(urlparse(server).netloc)
+        except (netrc.NetrcParseError, OSError, RuntimeError):
+            continue
+        if found:
+            return found[2]
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    """The gist of an error that may spread over lines and end with the address of its explanation."""
+    return " ".join(str(error).split(" [type=")[0].split())

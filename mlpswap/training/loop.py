@@ -118,7 +118,7 @@ class Trainer:
             desc="training", dynamic_ncols=True, mininterval=progress_interval(),
         )  # fmt: skip
         began, adaptive = time.perf_counter(), None
-        step = start
+        step, stop = start, False
         with bar:
             for step in range(start, options.steps):
                 for group in self.optimizer.param_groups:
@@ -146,7 +146,12 @@ class Trainer:
                     self._save(done)
                 if stop:
                     self._event("early_stop", done, adaptive_accuracy=adaptive)
-                    return done
+                    break
+        if stop and self.log is not None:
+            logger.warning(
+                "stopped at step %d of %d: the accuracy after a swap is %.4f, and training.early_stop = %s",
+                done, options.steps, adaptive, options.early_stop,
+            )  # fmt: skip
         return step + 1 if start < options.steps else start
 
     def _log_step(self, done: int, loss, stats, began: float, adaptive: float | None, bar) -> None:
