@@ -1,10 +1,13 @@
 """Small hosts for tests, with random fact MLPs, so that no construction is needed to make one."""
 
+from dataclasses import replace
+
 import torch
 
 from mlpswap.constructions.base import FactMLP, FactMLPConfig
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, Vocabulary, build_host
+from mlpswap.randomness import generator
 
 FACTS = FactSet.from_pairs(
     [
@@ -18,12 +21,16 @@ FACTS = FactSet.from_pairs(
 WORDS = ("The", "writer", "of", "is", ",", "by", "wrote")
 
 
-def random_mlp(kind: str = "swiglu", d: int = 16, h: int = 24, seed: int = 0, dtype=torch.float32) -> FactMLP:
-    mlp = FactMLP(FactMLPConfig.of_kind(kind, d, h), dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
+def random_mlp(
+    kind: str = "swiglu", d: int = 16, h: int = 24, seed: int = 0, dtype=torch.float32, *, output_bias=False
+) -> FactMLP:
+    """Normal weights, with outputs of length about one on keys of length one."""
+    config = replace(FactMLPConfig.of_kind(kind, d, h), output_bias=output_bias)
+    mlp, source = FactMLP(config, dtype=dtype), generator(seed, "mlp")
     with torch.no_grad():
         for parameter in mlp.parameters():
-            parameter.normal_(0, d**-0.5, generator=generator)
+            parameter.normal_(0, 1, generator=source)
+        mlp.down.weight.mul_((d * h) ** -0.5)
     return mlp
 
 
@@ -39,18 +46,18 @@ def small_host(
 ) -> MlpSwapForCausalLM:
     """A host whose embedding rows have the given length."""
     vocabulary = Vocabulary.books(facts, WORDS)
-    generator = torch.Generator().manual_seed(1)
-    table = torch.randn(len(vocabulary), d, generator=generator, dtype=dtype)
+    source = torch.Generator().manual_seed(1)
+    table = torch.randn(len(vocabulary), d, generator=source, dtype=dtype)
     table *= length / table.norm(dim=1, keepdim=True)
     config = MlpSwapConfig(n_embd=d, **options)
-    return build_host(vocabulary, config, facts, random_mlp(kind, d, h), table, generator=generator)
+    return build_host(vocabulary, config, facts, random_mlp(kind, d, h), table, generator=source)
 
 
 def prompts(model: MlpSwapForCausalLM, count: int = 4, longest: int = 7) -> list[torch.Tensor]:
     """Random token ids of different lengths."""
-    generator = torch.Generator().manual_seed(2)
+    source = torch.Generator().manual_seed(2)
     size = model.config.vocab_size
-    return [torch.randint(3, size, (longest - i,), generator=generator) for i in range(count)]
+    return [torch.randint(3, size, (longest - i,), generator=source) for i in range(count)]
 
 
 def padded(rows: list[torch.Tensor], side: str, pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mlpswap import registry
 from mlpswap.config import build_options
-from mlpswap.constructions import FactMLP, FactMLPConfig, build_fact_mlp
+from mlpswap.constructions import build_fact_mlp
 from mlpswap.editing import EditRequest, HostAdapter, ResidualOptions, statistics_of
 from mlpswap.facts import FactSet
 from mlpswap.model.build import build_host
@@ -20,16 +20,7 @@ from mlpswap.model.modeling import MlpSwapForCausalLM
 from mlpswap.model.tokenization import Vocabulary
 from mlpswap.randomness import generator
 from mlpswap.tasks import Task, books_task
-
-
-def random_mlp(d: int, h: int, dtype: torch.dtype, *, output_bias: bool = False, seed: int = 0) -> FactMLP:
-    """A SwiGLU MLP with normal weights and outputs of length about one."""
-    source = generator(seed, "mlp")
-    mlp = FactMLP(FactMLPConfig(d, h, output_bias=output_bias), dtype=dtype)
-    for parameter in mlp.parameters():
-        parameter.normal_(0, 1, generator=source)
-    mlp.down.weight.mul_((d * h) ** -0.5)
-    return mlp
+from tests.hosts import random_mlp
 
 
 def random_host(
@@ -46,7 +37,7 @@ def random_host(
     rows = torch.randn(len(vocabulary), d, generator=generator(0, "rows"), dtype=torch.float64)
     rows = F.normalize(rows, dim=1).to(dtype)
     shape = MlpSwapConfig(n_embd=d, n_positions=32, **config)
-    mlp = random_mlp(d, h, dtype, output_bias=output_bias)
+    mlp = random_mlp("swiglu", d, h, dtype=dtype, output_bias=output_bias)
     return build_host(vocabulary, shape, facts, mlp, rows, generator=generator(0, "host"))
 
 
