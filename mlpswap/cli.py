@@ -2,32 +2,44 @@
 
     mlpswap VERB --config FILE.yaml key=value ...
 
-Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 interrupted.
+Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 interrupted, 141 nobody reads on.
 """
 
 import argparse
 import logging
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mlpswap.config import describe, load_config
+from mlpswap.config import describe, load_config, to_plain
 from mlpswap.errors import MlpSwapError
 
 
 @dataclass(frozen=True)
 class Verb:
-    """`schema` and `run` are "module:name", imported only when the verb is used."""
+    """`schema` and `run` are "module:name", imported only when the verb is used.
+
+    main: the key that a bare word on the command line is for; it is text, not YAML.
+    """
 
     help: str
     schema: str
     run: str
     flags: tuple[str, ...] = ()
+    main: str = ""
+
+    @property
+    def usage(self) -> str:
+        flags = [f"[--{flag}]" for flag in (*self.flags, "debug")]
+        return " ".join(
+            [*([f"[{self.main.upper()}]"] if self.main else []), "[--config FILE]", *flags, "[key=value ...]"]
+        )
 
 
 VERBS: dict[str, Verb] = {
@@ -45,7 +57,7 @@ VERBS: dict[str, Verb] = {
         "mlpswap.commands.config:SwapConfig", "mlpswap.commands.swap:swap", ("overwrite",)),
     "ask": Verb(
         "complete one prompt",
-        "mlpswap.commands.config:AskConfig", "mlpswap.commands.ask:ask"),
+        "mlpswap.commands.config:AskConfig", "mlpswap.commands.ask:ask", main="prompt"),
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
         "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
@@ -54,13 +66,13 @@ VERBS: dict[str, Verb] = {
         "mlpswap.cost.config:CostConfig", "mlpswap.cost.run:cost", ("resume", "overwrite")),
     "report": Verb(
         "write report.html of a run folder again",
-        "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report"),
+        "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report", main="run"),
     "list": Verb(
         "list constructions, editors, presets or metrics",
-        "mlpswap.commands.config:ListConfig", "mlpswap.commands.list:list_things"),
+        "mlpswap.commands.config:ListConfig", "mlpswap.commands.list:list_things", main="what"),
     "validate": Verb(
         "check a configuration file without running it",
-        "mlpswap.commands.config:ValidateConfig", "mlpswap.commands.validate:validate"),
+        "mlpswap.commands.config:ValidateConfig", "mlpswap.commands.validate:validate", main="file"),
 }  # fmt: skip
 
 FLAGS = {
@@ -81,13 +93,22 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, verb in VERBS.items():
-        sub = verbs.add_parser(name, help=verb.help, description=verb.help + ".", add_help=False)
+        sub = verbs.add_parser(
+            name,
+            help=verb.help,
+            description=verb.help + ".",
+            usage=f"mlpswap {name} {verb.usage}",
+            add_help=False,
+        )
         sub.add_argument("-h", "--help", action=_Help, verb=verb, nargs=0, help="show the keys of this verb")
         sub.add_argument("--config", metavar="FILE", help="YAML file, or the name of a packaged preset")
         for flag in verb.flags:
             sub.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        sub.add_argument("words", nargs="*", metavar="key=value", help="overrides of the configuration")
+        short = f"; {verb.main.upper()} alone is short for {verb.main}=..." if verb.main else ""
+        sub.add_argument(
+            "words", nargs="*", metavar="key=value", help=f"overrides of the configuration{short}"
+        )
     return top
 
 
@@ -108,6 +129,21 @@ class _Help(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
+    try:
+        try:
+            return _main(argv)
+        finally:
+            print(end="", flush=True)  # not at exit, where a closed pipe could no longer be caught
+    except BrokenPipeError:
+        try:
+            print(flush=True)  # is it standard output that is closed?
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        raise
+
+
+def _main(argv: Sequence[str] | None) -> int:
     top = parser()
     # Overrides may stand before, between and after the flags, which argparse alone does not allow.
     arguments, later = top.parse_known_args(argv)
@@ -116,21 +152,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*arguments.words, *later]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own bar is enough
     verb = VERBS[arguments.verb]
+    source = arguments.config
+    if arguments.verb == "validate" and source is not None:  # the file is what is validated, not how
+        words, source = [f"{verb.main}={source}", *words], None
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Once())
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     for noisy in ("httpx", "urllib3", "filelock", "fsspec", "datasets", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    config = None
     try:
-        source = arguments.config or (_own_config(words) if getattr(arguments, "resume", False) else None)
-        config = load_config(load(verb.schema), source, _keys(arguments.verb, words))
+        if source is None and getattr(arguments, "resume", False):
+            source = _own_config(words)
+        overrides, texts = _sorted(verb, words)
+        config = load_config(load(verb.schema), source, overrides, texts)
         run: Callable[..., Any] = load(verb.run)
         flags = {flag: getattr(arguments, flag) for flag in verb.flags}
-        run(config, config_name=arguments.config, **flags)
-    except MlpSwapError as error:
+        run(config, config_name=source, **flags)
+    except (MlpSwapError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, MlpSwapError) and not _out_of_memory(error):
+            raise
         if arguments.debug:
             traceback.print_exc()
-        print(f"mlpswap: {_safe(str(error))}", file=sys.stderr)
+        text = str(error) if isinstance(error, MlpSwapError) else f"not enough memory{_largest(config)}"
+        print(f"mlpswap: {_safe(text)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("mlpswap: interrupted", file=sys.stderr)
@@ -146,12 +191,36 @@ def _own_config(words: Sequence[str]) -> str | None:
     )
 
 
-def _keys(verb: str, words: Sequence[str]) -> list[str]:
-    """`mlpswap list editors`, `mlpswap report FOLDER` and `mlpswap ask "..."`: a first bare word is the verb's main key."""
-    main_key = {"list": "what", "report": "run", "validate": "file", "ask": "prompt"}.get(verb)
-    if main_key and words and "=" not in words[0]:
-        return [f"{main_key}={_quoted(words[0])}", *words[1:]]
-    return list(words)
+def _sorted(verb: Verb, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(overrides, texts): the verb's main key, bare or with its name, is text; one bare word can be meant for it."""
+    overrides, texts = [], {}
+    for word in words:
+        bare = re.match(r"[A-Za-z_][\w.]*=", word) is None and verb.main not in texts
+        if verb.main and (bare or word.startswith(f"{verb.main}=")):
+            texts[verb.main] = word if bare else word.partition("=")[2]
+        else:
+            overrides.append(word)
+    return overrides, texts
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """On the CPU torch raises a plain RuntimeError."""
+    signs = ("allocate memory", "out of memory", "Storage size calculation overflowed", "invalid memory size")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
+def _largest(config: Any) -> str:
+    """The settings that are most likely to be too large."""
+    numbers = sorted(_numbers(to_plain(config)), reverse=True)[:2]
+    return "; the largest settings are " + ", ".join(f"{key} = {n}" for n, key in numbers) if numbers else ""
+
+
+def _numbers(content: Any, key: str = "") -> Iterator[tuple[int, str]]:
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _numbers(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, int) and not isinstance(content, bool) and key != "seed":
+        yield content, key
 
 
 class _Once(logging.Filter):
@@ -166,10 +235,6 @@ class _Once(logging.Filter):
         first = text not in self.seen
         self.seen.add(text)
         return first
-
-
-def _quoted(word: str) -> str:
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _safe(text: str) -> str:

@@ -8,10 +8,11 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mlpswap.errors import ConfigError
 
@@ -54,10 +55,35 @@ def packaged_books() -> Path:
     return Path(mlpswap_data.__path__[0]) / "books.csv"
 
 
-def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[str] = ()) -> T:
-    """Merge the defaults of `schema`, the YAML file `source` and the overrides, in this order.
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as it stands there. Raises `ConfigError` with the file."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    Raises `ConfigError` with the file and the key for unknown keys, wrong types and duplicate keys.
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: brackets nested too deep") from error
+    except (OmegaConfBaseException, YAMLError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {_one_line(error)}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(loaded).__name__}")
+    return loaded  # type: ignore[return-value]
+
+
+def load_config(
+    schema: type[T],
+    source: str | Path | None,
+    overrides: Sequence[str] = (),
+    texts: Mapping[str, str] | None = None,
+) -> T:
+    """Merge the defaults of `schema`, the YAML file `source`, the overrides and `texts`, in this order.
+
+    overrides: key=value, the value in YAML. texts: values that are taken as they stand. Raises `ConfigError`
+    with the file and the key for unknown keys, wrong types and duplicate keys.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -73,28 +99,57 @@ def load_config(schema: type[T], source: str | Path | None, overrides: Sequence[
     where = str(path)
     try:
         if path is not None:
-            try:
-                loaded = OmegaConf.load(path)
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
-            if not OmegaConf.is_dict(loaded):
-                raise ConfigError(f"{path}: expected a mapping of keys, found {type(loaded).__name__}")
+            loaded = load_yaml(path)
+            _require_containers(schema, loaded, where)
             for key in free:
-                if OmegaConf.select(loaded, key) is not None:
+                if OmegaConf.select(OmegaConf.create(loaded), key) is not None:
                     OmegaConf.update(merged, key, {}, merge=False)
             merged = OmegaConf.merge(merged, loaded)
         for text in overrides:
             where = f"override '{text}'"
+            given = OmegaConf.from_dotlist([text])
+            _require_containers(schema, OmegaConf.to_container(given), where)
             if text.split("=", 1)[0] in free:
                 OmegaConf.update(merged, text.split("=", 1)[0], {}, merge=False)
-            merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([text]))
+            merged = OmegaConf.merge(merged, given)
+        for key, text in (texts or {}).items():
+            where = f"{key} = {text}"
+            OmegaConf.update(merged, key, _literal(text))
         where = str(path) if path is not None else "configuration"
-        _require_finite(OmegaConf.to_container(merged), where)
+        _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except ConfigError:
         raise
+    except RecursionError as error:
+        raise ConfigError(f"{where}: brackets nested too deep") from error
     except (OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
+
+
+def _literal(text: str) -> str:
+    """`text` escaped so that OmegaConf finds no interpolation in it and gives it back as it was."""
+    return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", text)
+
+
+def _require_containers(schema: type, content: Any, where: str, prefix: str = "") -> None:
+    """Raise `ConfigError`, naming the key, where a mapping or a list should stand and something else does."""
+    for name, kind in get_type_hints(schema).items():
+        if isinstance(content, dict) and name in content:
+            _require_container(kind, content[name], where, prefix + name)
+
+
+def _require_container(kind: Any, value: Any, where: str, key: str) -> None:
+    nested, origin = is_dataclass(kind), get_origin(kind)
+    if nested or origin in (dict, list):
+        wanted = list if origin is list else dict
+        if not isinstance(value, wanted) and not (isinstance(value, str) and "${" in value):
+            noun = {list: "a list, as in [...]", dict: "a mapping, as in {...}"}[wanted]
+            raise ConfigError(f"{where}: {key}: expected {noun}, found {value!r}")
+    if nested:
+        _require_containers(kind, value, where, f"{key}.")
+    elif origin is list and isinstance(value, list):
+        for place, item in enumerate(value):
+            _require_container(get_args(kind)[0], item, where, f"{key}[{place}]")
 
 
 def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
@@ -107,7 +162,7 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
 
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
-        _require_finite(OmegaConf.to_container(merged), where)
+        _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except ConfigError:
         raise
@@ -115,16 +170,18 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
 
 
-def _require_finite(content: Any, where: str, key: str = "") -> None:
-    """No setting means anything as NaN or infinity, and most would fail late. Raises `ConfigError` naming the key."""
+def _require_numbers(content: Any, where: str, key: str = "") -> None:
+    """No setting means anything as NaN, infinity or beyond 64 bits, and most would fail late. Names the key."""
     if isinstance(content, dict):
         for name, value in content.items():
-            _require_finite(value, where, f"{key}.{name}" if key else str(name))
+            _require_numbers(value, where, f"{key}.{name}" if key else str(name))
     elif isinstance(content, list):
         for place, value in enumerate(content):
-            _require_finite(value, where, f"{key}[{place}]")
+            _require_numbers(value, where, f"{key}[{place}]")
     elif isinstance(content, float) and not math.isfinite(content):
         raise ConfigError(f"{where}: {key} = {content}: expected a finite number")
+    elif isinstance(content, int) and abs(content) >= 2**63:
+        raise ConfigError(f"{where}: {key} has {content.bit_length()} bits: expected a number below 2^63")
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The command line: one sentence and exit code 2 for every mistake, and the small verbs."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,17 @@ def _fails(capsys, *words):
         (["train", "output_dir=" + "x" * 300], "File name too long"),
         (["train", "output_dir=" + "x" * 250], "File name too long"),
         (["train", r'output_dir="a\0b"'], "null byte"),
+        (["ask", "Who?", "wrote it?", "model=x"], "wrote it?"),
+        (["validate", "--config", "books_tiny", "books_4k"], "books_4k"),
+        (["build", "n_embd=1", "facts.count=2"], "keys 0, 1 are"),
+        (["build", f"n_embd={10**9}"], f"memory; the largest settings are n_embd = {10**9}"),
+        (["build", f"mlp.h={10**8}"], f"memory; the largest settings are mlp.h = {10**8}"),
+        (
+            ["build", f"n_embd={10**17}", "facts.count=3"],
+            f"memory; the largest settings are n_embd = {10**17}",
+        ),
+        (["build", f"mlp.h={10**30}"], "mlp.h has 100 bits: expected a number below 2^63"),
+        (["facts", "facts.count=9999"], "takes all there are"),
     ],
 )
 def test_a_mistake_gets_one_sentence_that_names_it(capsys, tmp_path, monkeypatch, words, named):
@@ -92,7 +104,10 @@ def test_every_verb_explains_its_keys(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])
     assert stop.value.code == 0
-    assert "keys (with defaults):" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "keys (with defaults):" in out
+    main_key = {"ask": "[PROMPT]", "list": "[WHAT]", "report": "[RUN]", "validate": "[FILE]"}.get(verb, "")
+    assert out.startswith(f"usage: mlpswap {verb} {main_key}".strip())
 
 
 def test_facts_shows_the_prompts_that_are_trained_on(capsys, tmp_path):
@@ -236,9 +251,56 @@ def test_a_swap_goes_into_a_folder_of_its_own(trained, capsys, place):
 
 def test_ask_gives_the_best_answers_and_can_be_strict(trained, capsys):
     assert main(["ask", "The writer of Emma is", f"model={trained}", "top=3"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("logit ") for line in lines)
     assert "tokens" in _fails(capsys, "ask", "The " * 300, f"model={trained}")
     assert "zyx" in _fails(capsys, "ask", "The zyx of Emma is", f"model={trained}", "strict=true")
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize(
+    "prompt", ["a = b", "What ${a} b", "\\${oc.env:HOME}", "[1, 2]", "null", "1e3", "- x: {y}", 'say "x"', "# no", "a\\"]
+)  # fmt: skip
+def test_a_prompt_is_text(monkeypatch, prompt, bare):
+    """Neither YAML nor interpolation, whichever way it is given."""
+    from mlpswap.commands import ask
+
+    seen = []
+    monkeypatch.setattr(ask, "ask", lambda config, **_: seen.append(config.prompt))
+    assert main(["ask", "model=x", prompt if bare else f"prompt={prompt}"]) == 0
+    assert seen == [prompt]
+
+
+@pytest.mark.parametrize("words", [["books_tiny"], ["--config", "books_tiny"], ["file=books_tiny"]])
+def test_validate_takes_its_file_either_way(capsys, words):
+    assert main(["validate", *words]) == 0
+    assert capsys.readouterr().out.strip().endswith("books_tiny.yaml: a valid train configuration")
+
+
+@pytest.mark.parametrize(
+    "text", ["seed: " + 5001 * "1", "seed: " + 5001 * "[", "seed: !!python/object:os.system x", "a: b: c"]
+)
+def test_validate_refuses_what_yaml_cannot_hold(capsys, tmp_path, text):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert "bad.yaml: " in _fails(capsys, "validate", str(path))
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["list", "presets"], ["train", "--help"]])
+def test_a_reader_that_stops_reading_is_no_error(words, unbuffered):
+    """As in `mlpswap list presets | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlpswap.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), error) == (141, b"")
 
 
 def test_the_module_runs_without_a_launcher(tmp_path):

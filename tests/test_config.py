@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlpswap.config import build_options, describe, find_config, load_config, option, to_plain, to_yaml
 from mlpswap.editing.swap import SwapConfig
@@ -71,6 +73,40 @@ def test_a_bad_file_is_refused_with_file_and_key(tmp_path, text, named):
     assert "bad.yaml" in message
     for word in named:
         assert word.lower() in message.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mlp: [1, 2]", r"mlp: expected a mapping, as in {...}, found \[1, 2\]"),
+        ("training: 3", "training: expected a mapping.*found 3"),
+        ("facts: [a]", r"facts: expected a mapping.*found \['a'\]"),
+        ("swap: 3", "swap: expected a mapping.*found 3"),
+        ("swap: {constructions: 3}", r"swap.constructions: expected a list, as in \[...\], found 3"),
+        ("swap: {constructions: {a: 1}}", "swap.constructions: expected a list.*found {'a': 1}"),
+        ("swap: {constructions: [{construction: gd}, 3]}", r"swap.constructions\[1\]: expected a mapping.*found 3"),
+        ("host:", "host: expected a mapping.*found None"),
+        ("seed: {a: 1}", "key seed"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_shape_is_named_by_its_key(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigError, match=f"bad.yaml: .*{message}"):
+        load_config(TrainConfig, path)
+    if text != "host:":
+        key, _, value = text.partition(": ")
+        with pytest.raises(ConfigError, match=f"override '{key}=.*': .*{message}"):
+            load_config(TrainConfig, None, [f"{key}={value}"])
+
+
+@given(st.text().filter(lambda text: text != "???"))
+def test_texts_are_taken_as_they_stand(text):
+    @dataclass
+    class Prompt:
+        prompt: str = ""
+
+    assert load_config(Prompt, None, [], {"prompt": text}).prompt == text
 
 
 def test_a_file_that_is_not_utf8_is_refused_with_the_byte(tmp_path):

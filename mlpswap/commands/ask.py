@@ -12,4 +12,4 @@ def ask(config: AskConfig, **_: Any) -> None:
     model = load_host(config.model)
     model.tokenizer.strict = config.strict
     for surface, logit in model.ask_top(config.prompt, config.top):
-        print(printable(surface) if config.top == 1 else f"{logit:8.3f}  {printable(surface)}")
+        print(printable(surface) if config.top == 1 else f"logit {logit:8.3f}  {printable(surface)}")

@@ -6,6 +6,8 @@ from mlpswap.commands.config import BuildConfig
 
 
 def build(config: BuildConfig, **_: Any) -> None:
+    import torch
+
     from mlpswap.constructions import build_fact_mlp
     from mlpswap.embeddings import spherical
     from mlpswap.randomness import generator
@@ -13,9 +15,13 @@ def build(config: BuildConfig, **_: Any) -> None:
     from mlpswap.training.setup import read_facts
 
     facts = read_facts(config.facts, "books", config.seed)
+    d, h, rows = config.n_embd, config.mlp.get("h"), len(facts) + len(facts.values)
+    h = h if isinstance(h, int) else 0
+    # Asked for at once, so that the allocator refuses now what would otherwise fill the memory piece by piece.
+    torch.empty(min(8 * (rows * d + 3 * h * d + len(facts) * h), 2**62), dtype=torch.uint8)
     draw = generator(config.seed, "embeddings")
-    keys = spherical(len(facts), config.n_embd, generator=draw)
-    values = spherical(len(facts.values), config.n_embd, generator=draw)
+    keys = spherical(len(facts), d, generator=draw)
+    values = spherical(len(facts.values), d, generator=draw)
     name, options = construction_and_options(config.mlp)
     mlp = build_fact_mlp(
         keys, values, facts.targets(), name, generator=generator(config.seed, "fact mlp"), **options

@@ -3,12 +3,9 @@
 from dataclasses import fields
 from typing import Any
 
-import yaml
-
 from mlpswap.benchmark.config import BenchmarkConfig
 from mlpswap.commands.config import ValidateConfig
-from mlpswap.config import build_options, find_config, load_config
-from mlpswap.errors import ConfigError
+from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
 from mlpswap.training.config import TrainConfig, construction_and_options
 
@@ -21,10 +18,7 @@ def validate(config: ValidateConfig, **_: Any) -> None:
 
 def check(path: Any) -> tuple[str, TrainConfig | BenchmarkConfig]:
     """(verb, configuration) of a file; the options of every construction and editor are checked too."""
-    try:
-        keys = set(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    keys = set(load_yaml(path))
     shared = {
         schema: len(keys & {f.name for f in fields(schema)}) for schema in (TrainConfig, BenchmarkConfig)
     }

@@ -39,7 +39,10 @@ def _curves(rows: Rows) -> Picture:
         axes = drawn.add_subplot()
         for place, (name, points) in enumerate(series.items()):
             points = sorted(points, key=lambda row: row["facts"])
-            style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+            style: dict[str, Any] = {
+                "color": COLOURS[place % len(COLOURS)],
+                "marker": MARKERS[place % len(MARKERS)],
+            }
             axes.plot([p["facts"] for p in points], [p["parameters"] for p in points], label=name, **style)
         for (bits, text), dash in zip(BOUNDS, ("-", ":"), strict=True):
             bound = [fewest(count, bits) for count in facts]
