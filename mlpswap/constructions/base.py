@@ -24,11 +24,18 @@ from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstruct
 
 logger = logging.getLogger(__name__)
 
+
+def hermite2(x: Tensor) -> Tensor:
+    """The normalised Hermite polynomial of degree 2: orthogonal to constants and to x where x is N(0, 1)."""
+    return (x.square() - 1) / math.sqrt(2)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "identity": lambda x: x,
     "relu": F.relu,
     "gelu": F.gelu,
+    "hermite2": hermite2,
 }
 
 # kind -> (activation, gated, hidden bias): the names that configs and papers use.
@@ -217,19 +224,20 @@ def check_inputs(keys: Tensor, values: Tensor, mapping: Tensor, competitors: Ten
     for name, tensor in (("keys", keys), ("values", values), ("competitors", competitors)):
         if tensor is not None and not torch.isfinite(tensor).all():
             rows = (~torch.isfinite(tensor)).any(dim=1).nonzero().flatten().tolist()
-            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {_some(rows)}", tuple(rows))
+            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {some(rows)}", tuple(rows))
     zero = (keys.norm(dim=1) == 0).nonzero().flatten().tolist()
     if zero:
-        raise DegenerateKeysError(f"keys {_some(zero)} are zero", tuple(zero))
+        raise DegenerateKeysError(f"keys {some(zero)} are zero", tuple(zero))
     _, group, counts = torch.unique(keys, dim=0, return_inverse=True, return_counts=True)
     largest = torch.full_like(counts, -1).scatter_reduce(0, group, mapping.long(), reduce="amax")
     clashing = group[largest[group] != mapping]  # groups of equal keys that hold more than one value
     if len(clashing):
         rows = torch.isin(group, clashing).nonzero().flatten().tolist()
-        raise DegenerateKeysError(f"keys {_some(rows)} are equal but their values differ", tuple(rows))
+        raise DegenerateKeysError(f"keys {some(rows)} are equal but their values differ", tuple(rows))
 
 
-def _some(rows: list[int]) -> str:
+def some(rows: list[int]) -> str:
+    """The first eight indices, and how many more there are."""
     return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
 
 
