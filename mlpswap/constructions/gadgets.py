@@ -6,8 +6,6 @@ baum      for keys in general position, 4 ReLU neurons per d keys and code coord
           others, so that it is exact in float64 and wrong in float32 from a few hundred keys on.
 """
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -78,8 +76,3 @@ def baum_encoder(keys: Float[Tensor, "F d"], codes: Float[Tensor, "F m"]) -> Enc
             biases += [tau - 1, tau - 1, -tau - 1, -tau - 1]
             reads += [sign / delta * row for sign in (1, -1, -1, 1)]
     return Encoder("relu", None, torch.stack(ups), torch.stack(reads, dim=1), keys.new_tensor(biases))
-
-
-def baum_width(facts: int, d: int) -> int:
-    """Neurons per code coordinate."""
-    return 4 * math.ceil(facts / d)
