@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlpswap.constructions.checks import check_inputs as check_inputs
+from mlpswap.constructions.checks import some as some
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 
 logger = logging.getLogger(__name__)
@@ -201,50 +202,6 @@ class Construction(Protocol):
     def example(self, generator: torch.Generator) -> dict[str, Any]:
         """Arguments of `build`, all but `generator`: a small set of which it stores every fact."""
         ...
-
-
-def check_inputs(keys: Tensor, values: Tensor, mapping: Tensor, competitors: Tensor | None = None) -> None:
-    """Refuse what no construction can store, naming rows. Scale of the keys does not matter.
-
-    Raises `DegenerateKeysError` for zero or non-finite keys and for equal keys with different values, and
-    `InfeasibleConstructionError` for an empty set and for shapes that do not fit.
-    """
-    if keys.ndim != 2 or values.ndim != 2 or keys.shape[1] != values.shape[1]:
-        raise InfeasibleConstructionError(
-            "keys (F, d) and values (n_v, d) must share d: "
-            f"found {tuple(keys.shape)} and {tuple(values.shape)}"
-        )
-    if mapping.shape != keys.shape[:1] or len(keys) == 0:
-        raise InfeasibleConstructionError(
-            f"mapping needs one entry for each of {len(keys)} keys, one at least: "
-            f"found shape {tuple(mapping.shape)}"
-        )
-    if mapping.min() < 0 or mapping.max() >= len(values):
-        raise InfeasibleConstructionError(
-            f"mapping points outside the {len(values)} values: {int(mapping.min())}..{int(mapping.max())}"
-        )
-    if competitors is not None and (competitors.ndim != 2 or competitors.shape[1] != keys.shape[1]):
-        raise InfeasibleConstructionError(
-            f"competitors must be (n_c, {keys.shape[1]}): found {tuple(competitors.shape)}"
-        )
-    for name, tensor in (("keys", keys), ("values", values), ("competitors", competitors)):
-        if tensor is not None and not torch.isfinite(tensor).all():
-            rows = (~torch.isfinite(tensor)).any(dim=1).nonzero().flatten().tolist()
-            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {some(rows)}", tuple(rows))
-    zero = (keys.norm(dim=1) == 0).nonzero().flatten().tolist()
-    if zero:
-        raise DegenerateKeysError(f"keys {some(zero)} are zero", tuple(zero))
-    _, group, counts = torch.unique(keys, dim=0, return_inverse=True, return_counts=True)
-    largest = torch.full_like(counts, -1).scatter_reduce(0, group, mapping.long(), reduce="amax")
-    clashing = group[largest[group] != mapping]  # groups of equal keys that hold more than one value
-    if len(clashing):
-        rows = torch.isin(group, clashing).nonzero().flatten().tolist()
-        raise DegenerateKeysError(f"keys {some(rows)} are equal but their values differ", tuple(rows))
-
-
-def some(rows: list[int]) -> str:
-    """The first eight indices, and how many more there are."""
-    return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
 
 
 @torch.no_grad()

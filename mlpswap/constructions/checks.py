@@ -1,5 +1,7 @@
 """What no construction can build on, refused at the door and named by row."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -67,22 +69,22 @@ def check_inputs(
         if tensor is None:
             continue
         if rows := _where(~torch.isfinite(tensor).all(dim=1)):
-            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {_some(rows)}", rows)
+            raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {some(rows)}", rows)
         if rows := _where(tensor.double().norm(dim=1).isinf()):
             raise DegenerateKeysError(
-                f"{name} are too long in rows {_some(rows)}: their norm overflows", rows
+                f"{name} are too long in rows {some(rows)}: their norm overflows", rows
             )
     if rows := _where(keys.double().norm(dim=1) == 0):
-        raise DegenerateKeysError(f"keys {_some(rows)} are zero", rows)
+        raise DegenerateKeysError(f"keys {some(rows)} are zero", rows)
     if not values.any():
         raise InfeasibleConstructionError("all values are zero: every score is 0 whatever is stored")
     wanted = mapping.long()
     _, group = torch.unique(keys, dim=0, return_inverse=True)
     if rows := _contradictions(group, wanted):
-        raise DegenerateKeysError(f"keys {_some(rows)} are equal but their values differ", rows)
+        raise DegenerateKeysError(f"keys {some(rows)} are equal but their values differ", rows)
     if homogeneous and (rows := _contradictions(_lines(keys), wanted)):
         raise DegenerateKeysError(
-            f"keys {_some(rows)} are multiples of one another but their values differ: bilinear features cannot "
+            f"keys {some(rows)} are multiples of one another but their values differ: bilinear features cannot "
             "tell a key from its multiples, those of gd with kind=swiglu can",
             rows,
         )
@@ -111,5 +113,6 @@ def _where(rows: Tensor) -> tuple[int, ...]:
     return tuple(rows.nonzero().flatten().tolist())
 
 
-def _some(rows: tuple[int, ...]) -> str:
+def some(rows: Sequence[int]) -> str:
+    """The first eight indices, and how many more there are."""
     return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
