@@ -240,6 +240,19 @@ def test_editors_that_need_preserved_facts_say_so_and_the_others_run(trained, tm
     assert [row["editor"] for row in rows] == ["rome", "swap", "swap", "swap"]
 
 
+def test_refused_requests_are_counted_in_a_note(trained, tmp_path):
+    """An editor that left requests out scores low for that reason, which the reader must not have to guess."""
+    folder = _benchmark(
+        tmp_path / "run",
+        trained,
+        "splits=[{altered: 3}]",
+        "editors=[{name: memit, lr: 1e308}]",
+        "derange=true",
+    )
+    notes = json.loads((folder / "results.json").read_text())["notes"]
+    assert "memit: 3 of 3 requests refused: NaN or infinity in its key, residual or loss" in notes
+
+
 def test_an_interrupted_benchmark_goes_on_where_it_stopped(trained, tmp_path, monkeypatch):
     """Finished editors are not run again; rows, answers and patches are those of a run in one go."""
     words = [

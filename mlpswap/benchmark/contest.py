@@ -189,9 +189,13 @@ def score(base: Base, exam: Exam, label: str, config: Any, result: Any, seconds:
     if not all(parameter.isfinite().all() for parameter in mlp.parameters()):
         raise NonFiniteError("its patch holds NaN or infinity")
     found = outcomes(base.model, mlp, exam.probes)
+    notes, refused = list(result.diagnostics.get("notes", [])), result.diagnostics.get("refused", {})
+    if refused:
+        why = next(iter(refused.values()))
+        notes.append(f"{label}: {len(refused)} of {len(exam.requests)} requests refused: {why}")
     measured = scores(exam.probes, found) | {
         "seconds": seconds,
-        "notes": [printable(str(note)) for note in result.diagnostics.get("notes", [])],
+        "notes": [printable(str(note)) for note in notes],
     }
     half = scores(exam.probes, found, exam.split.chosen)["score_harmonic"]
     return blank_row(exam, label, config) | measured, half
