@@ -48,6 +48,9 @@ VERBS: dict[str, Verb] = {
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
         "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
+    "stores": Verb(
+        "fill associative stores with memories and measure how they interfere",
+        "mlpswap.commands.config:StoresConfig", "mlpswap.commands.stores:stores", ("overwrite",)),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report"),
