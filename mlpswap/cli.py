@@ -64,6 +64,9 @@ VERBS: dict[str, Verb] = {
     "cost": Verb(
         "find how many parameters each construction needs",
         "mlpswap.cost.config:CostConfig", "mlpswap.cost.run:cost", ("resume", "overwrite")),
+    "stores": Verb(
+        "fill associative stores with memories and measure how they interfere",
+        "mlpswap.commands.config:StoresConfig", "mlpswap.commands.stores:stores", ("overwrite",)),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report", main="run"),

@@ -6,9 +6,10 @@ is their decodability rho. Adding one vector to all values, or scaling them toge
 """
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mlpswap.errors import EmbeddingsError, NonFiniteError, NotDecodableError
+from mlpswap.embeddings import check_table
+from mlpswap.errors import EmbeddingsError, NotDecodableError
 from mlpswap.min_norm import NEAR, separate
+from mlpswap.whitening import whitening
 
 ROWS = 256  # solved together; memory is about ROWS (n + 70 d) numbers for each thread
 CACHED = 4  # tables of values whose outputs are kept in memory
@@ -65,7 +68,7 @@ def coherence(values: Float[Tensor, "n d"]) -> float:
 
     Raises `EmbeddingsError` for zero values and for an empty table, `NonFiniteError` for NaN or infinity.
     """
-    _check(values)
+    check_table(values, "the table of values")
     lengths = values.double().norm(dim=1, keepdim=True)
     if not bool((lengths > 0).all()):
         raise EmbeddingsError("coherence needs values other than zero")
@@ -77,6 +80,52 @@ def coherence(values: Float[Tensor, "n d"]) -> float:
     return largest
 
 
+@dataclass(frozen=True)
+class BestWhitening:
+    """`transform` (d, d): the matrix W by which rows of values are multiplied. `rho`: the decodability of V W."""
+
+    alpha: float
+    transform: Float[Tensor, "d d"]
+    rho: float
+
+
+def best_whitening(
+    values: Float[Tensor, "n d"], alphas: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+) -> BestWhitening:
+    """The whitening, among the strengths `alphas`, after which the values have the largest decodability.
+
+    Section 3.3 of the paper asks for the best affine transform. The shift has no influence on rho; over all
+    matrices the problem is not convex, and this function does not solve it: it searches the one family
+    `mlpswap.whitening` (centred), in which partial whitening often beats full whitening. alpha = 0 is always
+    worth a place among `alphas`: rho then never falls. Raises as `margin_optimal_outputs` for equal values.
+    """
+    found = []
+    for alpha in alphas:
+        transform = whitening(values, alpha, center=True)
+        found.append(BestWhitening(alpha, transform, decodability(values.double() @ transform)))
+    return max(found, key=lambda each: each.rho)
+
+
+def jl_code_width(rho: float, n: int, failure: float = 0.5) -> int:
+    """A code width m with which random projections keep n values of decodability `rho` decodable.
+
+    For D (d, m) with entries N(0, 1/m), codes D^T u_i and decoder D (arXiv 2512.00207, section 4: m = O(rho^-2 log n)).
+    The constants here follow from a short proof of our own. For unit u, a with <u, a> = rho the sign of <D^T u, D^T a>
+    is that of (1 + rho) X - (1 - rho) Y, with X and Y independent and chi-squared with m degrees of freedom; Chernoff's
+    bound gives P(<= 0) <= (1 - rho^2)^(m / 2). Over all n (n - 1) pairs, and with margins of at least rho,
+
+        m = 2 ln(n (n - 1) / failure) / -ln(1 - rho^2)
+
+    suffices with a probability of at least 1 - failure. Real tables need about a third less. Raises `EmbeddingsError` for
+    rho outside (0, 1] and failure outside (0, 1).
+    """
+    if not 0 < rho <= 1 or not 0 < failure < 1:
+        raise EmbeddingsError(f"expected 0 < rho <= 1 and 0 < failure < 1: found {rho} and {failure}")
+    if n < 2 or rho == 1:
+        return 1
+    return math.ceil(2 * math.log(n * (n - 1) / failure) / -math.log1p(-rho * rho))
+
+
 _cache: OrderedDict[tuple, MarginOptimal] = OrderedDict()
 _lock = threading.Lock()
 
@@ -84,7 +133,7 @@ _lock = threading.Lock()
 @torch.no_grad()
 def _margin_optimal(values: Tensor, tolerance: float) -> MarginOptimal:
     """As `margin_optimal_outputs`, with rho_i = 0 where it raises for the hull; shared, not to be changed."""
-    _check(values)
+    check_table(values, "the table of values")
     _check_distinct(values)
     exact = values.detach().double().contiguous()
     content = hashlib.sha256(exact.cpu().numpy().tobytes()).hexdigest()
@@ -145,14 +194,6 @@ def _linear_directions(centred: Tensor) -> Tensor:
     diagonal = covariance.diagonal()
     diagonal += 1e-10 * diagonal.mean()
     return torch.linalg.solve(covariance, centred.T).T
-
-
-def _check(values: Tensor) -> None:
-    if values.ndim != 2 or 0 in values.shape:
-        raise EmbeddingsError(f"values must be (n, d), one row at least: found shape {tuple(values.shape)}")
-    if not bool(torch.isfinite(values).all()):
-        rows = (~torch.isfinite(values)).any(dim=1).nonzero().flatten().tolist()
-        raise NonFiniteError(f"values hold NaN or infinity in row {rows[0]}")
 
 
 def _check_distinct(values: Tensor) -> None:

@@ -1,14 +1,24 @@
 """Margin-optimal outputs against a general solver and against their definition; what cannot be decoded is named."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from scipy.stats import f as f_distribution
 
 from mlpswap import geometry
-from mlpswap.embeddings import gaussian, spherical
+from mlpswap.embeddings import gaussian, ill_condition, kaiming_uniform, spherical
 from mlpswap.errors import EmbeddingsError, NonFiniteError, NotDecodableError
-from mlpswap.geometry import coherence, decodability, margin_optimal_outputs
+from mlpswap.geometry import (
+    best_whitening,
+    coherence,
+    decodability,
+    jl_code_width,
+    margin_optimal_outputs,
+)
+from mlpswap.whitening import whitening
 
 
 def generator(seed=0):
@@ -169,3 +179,59 @@ def test_coherence_is_the_largest_cosine():
     assert coherence(values[:1]) == 0.0
     with pytest.raises(EmbeddingsError, match="zero"):
         coherence(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(("kappa", "rho"), [(1.1, 0.510), (10, 0.449), (100, 0.238), (1000, 0.105)])
+def test_whitening_restores_decodability(kappa, rho):
+    """The specification's table for (256, 32); its draw of the embeddings was another, so the figures are near."""
+    values = ill_condition(spherical(256, 32, generator(), torch.float64), kappa)
+    strengths = (0.0, 0.5, 1.0)
+    found = [decodability(values @ whitening(values, alpha, center=True)) for alpha in strengths]
+    assert found[0] == pytest.approx(rho, rel=0.15)
+    assert found[2] == pytest.approx(0.503, abs=0.03)
+    best = best_whitening(values, strengths)
+    assert best.rho == max(found)
+    assert torch.equal(best.transform, whitening(values, best.alpha, center=True))
+    if kappa == 10:
+        assert best.alpha == 0.5  # partial whitening can win
+
+
+def test_rows_of_different_length_cost_decodability():
+    """gaussian .292, kaiming_uniform .374, spherical .51 at (256, 32)."""
+    found = [decodability(make(256, 32, generator())) for make in (gaussian, kaiming_uniform, spherical)]
+    assert found == sorted(found)
+    assert found == pytest.approx([0.292, 0.374, 0.51], abs=0.05)
+
+
+@pytest.mark.parametrize("kappa", [1e4, 1e6])
+def test_hardly_decodable_values_keep_their_certificate(kappa):
+    values = ill_condition(spherical(128, 16, generator(), torch.float64), kappa)
+    found = margin_optimal_outputs(values)
+    assert found.gap < 1e-6 * float(found.rho.min())
+    assert torch.allclose(margins_one_by_one(values, found.outputs), found.rho, rtol=1e-6)
+
+
+def test_the_code_width_bounds_the_true_probability():
+    """(1 + rho) X < (1 - rho) Y has an exact probability, from the F distribution; the bound is above, not far."""
+    for rho, n in ((0.6, 1024), (0.3, 4096), (0.1, 64)):
+        m = jl_code_width(rho, n)
+        pairs = n * (n - 1)
+        exact = pairs * f_distribution.cdf((1 - rho) / (1 + rho), m, m)
+        assert exact <= 0.5
+        assert pairs * (1 - rho**2) ** ((m - 1) / 2) > 0.5
+        assert m == pytest.approx(2 / rho**2 * math.log(2 * pairs), rel=0.25)
+    assert jl_code_width(0.5, 1) == jl_code_width(1.0, 9) == 1
+    with pytest.raises(EmbeddingsError, match="rho"):
+        jl_code_width(0.0, 10)
+
+
+def test_random_projections_of_that_width_decode():
+    values = spherical(64, 24, generator(), torch.float64)
+    found = margin_optimal_outputs(values)
+    m = jl_code_width(float(found.rho.min()), len(values), failure=0.05)
+    draw = generator(1)
+    right = 0
+    for _ in range(20):
+        d = gaussian(24, m, draw, torch.float64)
+        right += bool((((found.outputs @ d) @ (values @ d).T).argmax(dim=1) == torch.arange(64)).all())
+    assert right >= 17  # 19 expected; fewer than 17 would happen once in 60

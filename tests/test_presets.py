@@ -20,7 +20,7 @@ def test_a_preset_is_valid_down_to_the_options_of_each_method(name):
 def test_all_presets_are_there():
     assert set(PRESETS) == {
         "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
-        "books_paper", "edit_tiny", "edit_paper",
+        "books_paper", "edit_tiny", "edit_paper", "stores",
     }  # fmt: skip
 
 
@@ -47,6 +47,14 @@ def test_the_sizes_are_those_of_the_specification(name, facts, d, h, steps, batc
     assert config.allow_partial == name.endswith("_paper")
 
 
+def test_a_preset_is_recognised_by_its_keys(capsys):
+    kinds = {name: check(path)[0] for name, path in PRESETS.items()}
+    assert {name for name, kind in kinds.items() if kind == "benchmark"} == {"edit_tiny", "edit_paper"}
+    assert {name for name, kind in kinds.items() if kind == "stores"} == {"stores"}
+    assert main(["list", "presets"]) == 0
+    assert "[stores]" in capsys.readouterr().out
+
+
 def test_the_grid_has_every_published_setting():
     from mlpswap.benchmark.contest import settings_of
 
@@ -61,6 +69,8 @@ def test_the_grid_has_every_published_setting():
     [
         "task: books\nmlp: {construction: gd, hh: 3}\n",
         "splits: [{altered: 1}]\neditors: [{name: rome, lrr: 1}]\n",
+        "n_embd: 8\nstores: [{name: mlp, beta: 1}]\n",
+        "stores: [{name: associative}]\n",
     ],
 )
 def test_validate_looks_into_the_options_of_methods(tmp_path, text, capsys):

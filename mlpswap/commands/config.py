@@ -31,6 +31,41 @@ class BuildConfig:
 
 
 @dataclass
+class StoresConfig:
+    n_embd: int = option(64, "width d of the random keys")
+    stores: list[dict[str, Any]] = option(
+        factory=lambda: [
+            {"name": "outer_product"},
+            {"name": "least_squares"},
+            {"name": "mlp", "activation": "relu", "power": 2},
+            {"name": "attention"},
+        ],
+        help="stores to fill, by name (outer_product, least_squares, mlp, attention) with their options: "
+        "activation, power and shift of mlp, beta of attention",
+    )
+    memories: list[int] | None = option(
+        None, "counts at which to measure, for all stores alike; null: around each store's capacity"
+    )
+    points: int = option(9, "how many counts to choose for each store where memories is null")
+    max_memories: int = option(2_000_000, "largest count chosen where memories is null")
+    queries: int = option(64, "memories that are asked for; the ratio is the root mean square over them")
+    seed: int = option(0, "seed of the keys")
+    threads: int | None = option(None, "CPU threads; null: as torch chooses")
+    output_dir: str | None = option(None, "run folder; null: runs/<config name>")
+
+    def __post_init__(self) -> None:
+        for key, least in (("n_embd", 2), ("points", 2), ("max_memories", 16), ("queries", 1)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"{key} = {getattr(self, key)}: expected at least {least}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads = {self.threads}: expected at least 1")
+        if not self.stores:
+            raise ConfigError("stores is empty: give at least one, as in stores=[{name: attention}]")
+        if self.memories is not None and (not self.memories or min(self.memories) < 2):
+            raise ConfigError(f"memories = {self.memories}: expected counts of at least 2, or null")
+
+
+@dataclass
 class SwapConfig:
     model: str | None = option(None, "folder of a trained host (required)")
     changes: dict[str, str] = option(

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import yaml
-
 from mlpswap.commands.config import ListConfig
+from mlpswap.commands.validate import check
 from mlpswap.config import packaged_presets
 from mlpswap.facts import printable
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
@@ -41,7 +40,7 @@ def _presets() -> None:
     for path in packaged_presets():
         lines = path.read_text(encoding="utf-8").splitlines()
         comment = " ".join(line[2:] for line in lines if line.startswith("# "))
-        kind = "train" if "task" in yaml.safe_load("\n".join(lines)) else "benchmark"
+        kind, _ = check(path)
         print(f"{path.stem:16} [{kind}] {comment}")
 
 

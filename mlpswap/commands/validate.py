@@ -1,13 +1,23 @@
 """`mlpswap validate`: check a configuration file against the verb that it is for."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.commands.config import ValidateConfig
+from mlpswap.commands.config import StoresConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
+from mlpswap.cost.config import CostConfig
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
 from mlpswap.training.config import TrainConfig, construction_and_options
+
+# A file belongs to the verb with which it shares most keys, the first of them on a tie.
+SCHEMAS: dict[str, type] = {
+    "train": TrainConfig,
+    "benchmark": BenchmarkConfig,
+    "stores": StoresConfig,
+    "cost": CostConfig,
+}
 
 
 def validate(config: ValidateConfig, **_: Any) -> None:
@@ -16,22 +26,27 @@ def validate(config: ValidateConfig, **_: Any) -> None:
     print(f"{path}: a valid {kind} configuration")
 
 
-def check(path: Any) -> tuple[str, TrainConfig | BenchmarkConfig]:
-    """(verb, configuration) of a file; the options of every construction and editor are checked too."""
+def check(path: Path) -> tuple[str, Any]:
+    """(verb, configuration) of a file; the options of every construction, editor and store are checked too."""
     keys = set(load_yaml(path))
-    shared = {
-        schema: len(keys & {f.name for f in fields(schema)}) for schema in (TrainConfig, BenchmarkConfig)
-    }
-    if shared[BenchmarkConfig] > shared[TrainConfig]:
-        benchmark = load_config(BenchmarkConfig, path)
-        for editor in benchmark.editors:
-            options = {k: v for k, v in editor.items() if k not in ("name", "grid")}
-            build_options(
-                get(EDITORS, str(editor["name"])).Config, options, f"{path}: editor {editor['name']}"
-            )
-        return "benchmark", benchmark
-    train = load_config(TrainConfig, path)
-    for mlp in [train.mlp, *train.swap.constructions]:
-        name, options = construction_and_options(mlp)
-        build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
-    return "train", train
+    verb = max(SCHEMAS, key=lambda name: len(keys & {field.name for field in fields(SCHEMAS[name])}))
+    config: Any = load_config(SCHEMAS[verb], path)
+    match config:
+        case TrainConfig():
+            for mlp in [config.mlp, *config.swap.constructions]:
+                name, options = construction_and_options(mlp)
+                build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
+        case BenchmarkConfig():
+            for editor in config.editors:
+                name = str(editor["name"])
+                options = {k: v for k, v in editor.items() if k not in ("name", "grid")}
+                build_options(get(EDITORS, name).Config, options, f"{path}: editor {name}")
+        case CostConfig():
+            from mlpswap.cost.run import check_options
+
+            check_options(config)
+        case StoresConfig():
+            from mlpswap.stores import make_stores
+
+            make_stores(config.stores, f"{path}: ")
+    return verb, config

@@ -71,9 +71,7 @@ def check_inputs(
         if rows := _where(~torch.isfinite(tensor).all(dim=1)):
             raise DegenerateKeysError(f"{name} hold NaN or infinity in rows {some(rows)}", rows)
         if rows := _where(tensor.double().norm(dim=1).isinf()):
-            raise DegenerateKeysError(
-                f"{name} are too long in rows {some(rows)}: their norm overflows", rows
-            )
+            raise DegenerateKeysError(f"{name} are too long in rows {some(rows)}: their norm overflows", rows)
     if rows := _where(keys.double().norm(dim=1) == 0):
         raise DegenerateKeysError(f"keys {some(rows)} are zero", rows)
     if not values.any():
