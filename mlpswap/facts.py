@@ -72,7 +72,7 @@ class FactSet:
 
     def __post_init__(self) -> None:
         for name, items in (("keys", "texts"), ("values", "texts"), ("mapping", "indices of values")):
-            object.__setattr__(self, name, _listed(name, getattr(self, name), items))
+            object.__setattr__(self, name, check_list(name, getattr(self, name), items))
         if not self.keys:
             raise FactsError("a fact set needs at least one fact: found none")
         _check_names("key", self.keys)
@@ -96,7 +96,7 @@ class FactSet:
         keys: list[str] = []
         mapping: list[int] = []
         positions: dict[str, int] = {}
-        for position, pair in enumerate(_listed("pairs", pairs, "(key, value) pairs")):
+        for position, pair in enumerate(check_list("pairs", pairs, "(key, value) pairs")):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise FactsError(f"pair {position} must be a tuple (key, value): found {_shown(pair)}")
             key, value = pair
@@ -188,7 +188,7 @@ class FactSet:
         A fact may keep its value by chance. With `derange` none does; that cannot be, and raises
         `FactsError`, where one value belongs to more than half of these facts.
         """
-        chosen = range(len(self)) if indices is None else _listed("indices", indices, "whole numbers")
+        chosen = range(len(self)) if indices is None else check_list("indices", indices, "whole numbers")
         if not all(_is_whole(i) and 0 <= i < len(self) for i in chosen) or len(set(chosen)) != len(chosen):
             raise FactsError(f"indices of facts must be distinct and from 0 to {len(self) - 1}")
         old = torch.tensor([self.mapping[i] for i in chosen], dtype=torch.long)
@@ -265,10 +265,11 @@ class FactSet:
         return cls(*(tuple(data[name]) for name in fields))
 
 
-def check_count(name: str, found: object, lowest: int) -> None:
-    """Raise `FactsError` unless `found` is a whole number of at least `lowest`."""
-    if not _is_whole(found) or found < lowest:  # type: ignore[operator]
-        raise FactsError(f"{name} must be a whole number of at least {lowest}: found {_shown(found)}")
+def check_count(name: str, found: Any, lowest: int, highest: int | None = None) -> None:
+    """Raise `FactsError` unless `found` is a whole number in this range."""
+    if not _is_whole(found) or found < lowest or (highest is not None and found > highest):
+        span = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise FactsError(f"{name} must be a whole number {span}: found {_shown(found)}")
 
 
 def check_text(name: str, found: object) -> None:
@@ -281,7 +282,7 @@ def _is_whole(found: object) -> bool:
     return isinstance(found, Integral) and not isinstance(found, bool)
 
 
-def _listed(name: str, found: Any, items: str) -> tuple[Any, ...]:
+def check_list(name: str, found: Any, items: str) -> tuple[Any, ...]:
     """`found` as a tuple. A text is no list of texts, and neither a mapping nor a set has an order of its own."""
     if isinstance(found, str | bytes | Mapping | set | frozenset) or not isinstance(found, Iterable):
         raise FactsError(f"{name} must be a list of {items}: found {_shown(found)}")

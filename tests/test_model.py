@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mlpswap.errors import ConfigError, FactsError
+from mlpswap.errors import ConfigError, FactsError, MlpSwapError
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, Vocabulary, build_host
 from tests.hosts import FACTS, WORDS, padded, prompts, random_mlp, small_host
 
@@ -311,6 +311,45 @@ def test_building_a_host_refuses_what_does_not_fit():
         build_host(vocabulary, arguments[0], FACTS.take(2), arguments[2], table, generator=generator)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocabulary": None}, "vocabulary must be a Vocabulary: found NoneType"),
+        ({"config": {}}, "config must be a MlpSwapConfig: found dict"),
+        ({"facts": "Emma"}, "facts must be a FactSet: found str"),
+        ({"fact_mlp": None}, "fact_mlp must be a FactMLP: found NoneType"),
+        ({"embeddings": [[1.0]]}, "embeddings must be a Tensor: found list"),
+        ({"embeddings": torch.ones(19, 16).long()}, "embeddings must be floating-point numbers: found torch.int64"),
+        ({"embeddings": torch.full((19, 16), torch.inf)}, "cannot be built: NaN or infinity in embeddings"),
+        ({"generator": None}, "generator must be a Generator: found NoneType"),
+    ],
+)  # fmt: skip
+def test_building_a_host_refuses_other_types(change, message, unchecked):
+    vocabulary = Vocabulary.books(FACTS, WORDS)
+    arguments = {
+        "vocabulary": vocabulary,
+        "config": MlpSwapConfig(n_embd=16),
+        "facts": FACTS,
+        "fact_mlp": random_mlp(),
+    }
+    arguments |= {"embeddings": torch.ones(len(vocabulary), 16), "generator": torch.Generator()}
+    with pytest.raises(MlpSwapError, match=message):
+        build_host(**arguments | change)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("ab", "entries must be a list of .kind, surface. pairs: found 'ab'"),
+        ([("key",)], r"token 0 must be a pair of texts, \(kind, surface\): found \('key',\)"),
+        ([("key", "a"), ("key", 2)], "token 1 must be a pair of texts"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(entries, message):
+    with pytest.raises(FactsError, match=message):
+        Vocabulary(entries)
+
+
 def test_rows_belong_to_their_tokens():
     model = small_host(length=3.0, tie_word_embeddings=False)
     with torch.no_grad():
@@ -331,6 +370,24 @@ def test_asking_is_one_argmax_over_the_vocabulary():
     top = model.ask_top(prompt, 3)
     assert model.ask(prompt) == top[0][0] == model.tokenizer.entry(int(logits.argmax()))[1]
     assert [logit for _, logit in top] == pytest.approx(logits.topk(3).values.tolist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["a"],), r"the prompt must be text: found \['a'\] \(list\)"),
+        ((None,), "the prompt must be text: found None"),
+        (("",), "nothing to continue: the prompt is empty"),
+        ((" \n",), "nothing to continue: the prompt is empty"),
+        (("The writer of Emma is", -1), "k must be a whole number from 1 to 19: found -1"),
+        (("The writer of Emma is", 20), "k must be a whole number from 1 to 19: found 20"),
+        (("The writer of Emma is", 2.0), "k must be a whole number from 1 to 19: found 2.0"),
+        (("The " * 64,), "a sequence has 65 tokens: the model takes at most 64"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(arguments, message, unchecked):
+    with pytest.raises(MlpSwapError, match=message):
+        small_host().ask_top(*arguments)
 
 
 def test_a_model_from_a_configuration_alone_has_no_names():

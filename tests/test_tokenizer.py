@@ -217,7 +217,7 @@ def test_a_vocabulary_refuses_what_is_ambiguous():
             len(Vocabulary(entries).key_ids)
     with pytest.raises(FactsError, match="holds no blanks: found 'two words'"):
         Vocabulary.books(FACTS, ["two words"])
-    with pytest.raises(FactsError, match="at least one junk word"):
+    with pytest.raises(FactsError, match="junk must be a whole number of at least 1: found 0"):
         Vocabulary.ssfr(FACTS, junk=0)
 
 

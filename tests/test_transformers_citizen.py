@@ -1,6 +1,8 @@
 """What transformers expects of a model: auto classes, generation, pipelines, one storage for tied weights."""
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
 
+from mlpswap.errors import ConfigError
 from mlpswap.facts import FactSet
 from mlpswap.model import (
     MlpSwapConfig,
@@ -17,6 +20,7 @@ from mlpswap.model import (
     build_host,
     swap_fact_mlp,
 )
+from mlpswap.model.modeling import rms
 from tests.hosts import FACTS, padded, prompts, random_mlp, small_host
 
 PROMPTS = ["The writer of Emma is", "It is by", "wrote", "Ulysses , The Waves , of"]
@@ -136,6 +140,65 @@ def test_tied_weights_share_storage_through_load_and_swap(tmp_path, tied):
         shared = each.lm_head.weight.data_ptr() == each.get_input_embeddings().weight.data_ptr()
         assert shared == tied
         assert each.get_output_embeddings() is each.lm_head
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_hidden_states_and_attentions_on_demand(side, keep):
+    """States are what enters each block and y; the flags change no logit, whichever positions are kept."""
+    model = small_host(n_layer=2, n_head=2, residual=True)
+    ids, mask = padded(prompts(model), side)
+    plain = model(ids, mask, logits_to_keep=keep)
+    assert plain.hidden_states is None
+    assert plain.attentions is None
+    out = model(ids, mask, logits_to_keep=keep, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(out.logits, plain.logits)
+    first, second, y = out.hidden_states
+    torch.testing.assert_close(first, rms(model.transformer.wte(ids)))
+    everywhere = model(ids, mask)
+    torch.testing.assert_close(model.head(y), everywhere.logits)
+    assert [tuple(each.shape) for each in out.attentions] == 2 * [(len(ids), 2, 7, 7)]
+    attended = model.attend(ids, mask, return_attention=True)
+    torch.testing.assert_close(out.attentions[1], attended.probabilities)
+    real = mask.bool()
+    causal = real[:, None, None] & torch.ones(7, 7).tril().bool()
+    block = model.transformer.h[0](first, mask.cumsum(1).sub(1).clamp(min=0), causal, None)
+    torch.testing.assert_close(second[real], block.a[real])
+    torch.testing.assert_close(out.attentions[0], block.probabilities)
+
+
+def test_outputs_are_asked_for_in_the_configuration_or_in_generate_too():
+    model = small_host(n_layer=2)
+    ids = prompts(model, count=1)[0][None]
+    wanted = {"output_hidden_states": True, "output_attentions": True}
+    out = model.generate(ids, return_dict_in_generate=True, **wanted)
+    assert (len(out.hidden_states[0]), len(out.attentions[0])) == (3, 2)
+    model.config.output_hidden_states = model.config.output_attentions = True
+    out = model(ids)
+    assert (len(out.hidden_states), len(out.attentions)) == (3, 2)
+    assert model(ids, output_attentions=False, output_hidden_states=False).attentions is None
+
+
+def test_more_tokens_than_positions_are_refused():
+    """However they come in; padding is no token."""
+    model = small_host(n_positions=6)
+    ids = torch.full((2, 7), 5)
+    for run in (model, model.attend, model.generate):
+        with pytest.raises(ConfigError, match=r"a sequence has 7 tokens: .* at most 6 \(n_positions\)"):
+            run(ids)
+    with pytest.raises(ConfigError, match="7 tokens"):
+        model.generate(ids[:, :5], max_new_tokens=3, eos_token_id=18)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
+    assert torch.equal(model(ids, mask).logits[0, 1:], model(ids, mask).logits[1, :-1])
+
+
+def test_a_model_is_copied_and_sent_to_other_processes():
+    model = small_host(kind="bilinear")
+    ids = prompts(model, count=1)[0][None]
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert again.facts == model.facts
+        assert again.ask("The writer of Emma is") == model.ask("The writer of Emma is")
 
 
 CHILD = """

@@ -66,8 +66,8 @@ class FactMLPConfig:
     output_bias: bool = False
 
     def __post_init__(self) -> None:
-        if self.d < 1 or self.h < 1:
-            raise ConfigError(f"a fact MLP needs positive widths: found d = {self.d}, h = {self.h}")
+        if not all(isinstance(width, int) and width >= 1 for width in (self.d, self.h)):
+            raise ConfigError(f"a fact MLP needs positive widths: found d = {self.d!r}, h = {self.h!r}")
         if self.activation not in ACTIVATIONS:
             raise ConfigError(
                 f"unknown activation '{self.activation}': expected one of {', '.join(ACTIVATIONS)}"

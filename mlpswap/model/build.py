@@ -12,6 +12,7 @@ from mlpswap.errors import ConfigError, FactsError
 from mlpswap.facts import FactSet
 from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.modeling import MlpSwapForCausalLM
+from mlpswap.model.saving import require_finite
 from mlpswap.model.tokenization import KEY, VALUE, MlpSwapTokenizer, Vocabulary
 
 
@@ -27,22 +28,29 @@ def build_host(
     """A host before training, in the dtype of `embeddings`. Changes none of its arguments but the generator.
 
     The configuration's vocabulary size, special ids and fact MLP are set to those of the other arguments.
-    Raises `ConfigError` if the embeddings do not fit, `FactsError` if the vocabulary is not that of the
-    facts.
+    Raises `ConfigError` for arguments of another type and for embeddings that do not fit, `NonFiniteError` for
+    NaN or infinity in them, `FactsError` if the vocabulary is not that of the facts.
     """
+    for name, found, kind in (
+        ("vocabulary", vocabulary, Vocabulary), ("config", config, MlpSwapConfig), ("facts", facts, FactSet),
+        ("fact_mlp", fact_mlp, FactMLP), ("embeddings", embeddings, Tensor), ("generator", generator, torch.Generator),
+    ):  # fmt: skip
+        if not isinstance(found, kind):
+            raise ConfigError(f"{name} must be a {kind.__name__}: found {type(found).__name__}")
     if embeddings.shape != (len(vocabulary), config.n_embd):
         raise ConfigError(
             f"embeddings must be (V, d) = ({len(vocabulary)}, {config.n_embd}): "
             f"found {tuple(embeddings.shape)}"
         )
+    if not embeddings.is_floating_point():
+        raise ConfigError(f"embeddings must be floating-point numbers: found {embeddings.dtype}")
+    require_finite({"embeddings": embeddings}, "the host cannot be built")
     if (vocabulary.surfaces(KEY), vocabulary.surfaces(VALUE)) != (facts.keys, facts.values):
         raise FactsError("keys and values of the vocabulary are not those of the fact set, in its order")
     config = copy.deepcopy(config)
     config.vocab_size, config.fact_mlp = len(vocabulary), fact_mlp.config.to_dict()
     config.pad_token_id, config.bos_token_id = vocabulary.pad_id, vocabulary.bos_id
-    config.eos_token_id = (
-        vocabulary.pad_id
-    )  # also keeps `generate` from taking SSFR's first junk word for padding
+    config.eos_token_id = vocabulary.pad_id  # keeps `generate` from taking SSFR's first junk word for padding
     config.check()
     model = MlpSwapForCausalLM(config).to(embeddings.dtype)
     initialise(model, generator)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlpswap.errors import FactsError, NonFiniteError
-from mlpswap.facts import FactSet
+from mlpswap.facts import FactSet, check_count, check_text
 from mlpswap.model.tokenization import MlpSwapTokenizer, Vocabulary
 
 
@@ -74,16 +74,19 @@ class FactLookup:
         return logits
 
     def ask_top(self, prompt: str, k: int = 5) -> list[tuple[str, float]]:
-        """The k likeliest next tokens of the whole vocabulary, as (surface, logit)."""
+        """The k likeliest next tokens of the whole vocabulary, as (surface, logit).
+
+        Raises `FactsError` for an empty prompt and for a k that is not from 1 to the size of the vocabulary,
+        `ConfigError` for a prompt longer than the model's `n_positions`.
+        """
         entries = self.vocabulary.entries
         assert self.tokenizer is not None
-        ids = torch.tensor([self.tokenizer.encode(prompt)], device=self.lm_head.weight.device)
-        if ids.numel() == 0:
+        check_text("the prompt", prompt)
+        if not prompt.strip():
             raise FactsError("there is nothing to continue: the prompt is empty")
-        longest = self.config.n_positions  # type: ignore[attr-defined]
-        if ids.shape[1] > longest:
-            raise FactsError(f"the prompt has {ids.shape[1]} tokens: the model takes at most {longest}")
-        best = self.last_scores(ids)[0].topk(min(k, len(entries)))
+        check_count("k", k, 1, len(entries))
+        ids = torch.tensor([self.tokenizer.encode(prompt)], device=self.lm_head.weight.device)
+        best = self.last_scores(ids)[0].topk(k)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(entries[token][1], logit) for token, logit in pairs]
 

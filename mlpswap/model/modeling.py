@@ -25,6 +25,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from mlpswap.constructions.base import FactMLP
+from mlpswap.errors import ConfigError
 from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.lookup import FactLookup
 from mlpswap.model.saving import StrictCheckpoints
@@ -40,6 +41,13 @@ class Attended(NamedTuple):
 
     a: Tensor
     probabilities: Tensor | None
+
+
+class Passed(NamedTuple):
+    """What went through the trunk, block by block. inputs: (B, T, d) each, the first of them rms(E[t])."""
+
+    inputs: tuple[Tensor, ...]
+    attended: tuple[Attended, ...]
 
 
 class Mixed(NamedTuple):
@@ -165,23 +173,34 @@ class MlpSwapModel(nn.Module):
 
     def __init__(self, config: MlpSwapConfig):
         super().__init__()
+        self.n_positions = config.n_positions
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList(Block(config, i == config.n_layer - 1) for i in range(config.n_layer))
 
     def forward(
         self, input_ids: Ids, attention_mask: Mask | None, position_ids: Ids | None, last_only: bool
-    ) -> Attended:
-        """See `MlpSwapForCausalLM.attend`."""
+    ) -> Passed:
+        """See `MlpSwapForCausalLM.attend`; `last_only` is about the last block."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         counted = real.long().cumsum(dim=1).sub(1).clamp(min=0)
+        self._check_length(counted)
         positions = counted if position_ids is None else position_ids.expand_as(input_ids)
         seen = real.bool()[:, None, None, :]  # (B, 1, 1, T): all that a row's last real token sees
         causal = torch.ones(seen.shape[-1:] * 2, dtype=torch.bool, device=seen.device).tril()  # (T, T)
-        x = rms(self.wte(input_ids))  # (B, T, d)
+        inputs, attended = [rms(self.wte(input_ids))], []  # (B, T, d)
         for block in self.h[:-1]:
-            x = block(x, positions, seen & causal, None).a
+            attended.append(block(inputs[-1], positions, seen & causal, None))
+            inputs.append(attended[-1].a)
         allowed, last = (seen, last_real(real)) if last_only else (seen & causal, None)
-        return self.h[-1](x, positions, allowed, last)
+        attended.append(self.h[-1](inputs[-1], positions, allowed, last))
+        return Passed(tuple(inputs), tuple(attended))
+
+    def _check_length(self, counted: Ids) -> None:
+        """Padding does not count; the numbers are looked at only where the width leaves a doubt."""
+        if counted.shape[1] > self.n_positions and (longest := int(counted.max()) + 1) > self.n_positions:
+            raise ConfigError(
+                f"a sequence has {longest} tokens: the model takes at most {self.n_positions} (n_positions)"
+            )
 
 
 class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, GenerationMixin):
@@ -193,9 +212,11 @@ class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, Generat
 
     config_class = MlpSwapConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "transformer.wte.weight"}
-    _supports_sdpa = True  # attention is our own under any name; this lets transformers' default name pass
+    _supports_sdpa = True  # attention is our own under any name
 
     def __init__(self, config: MlpSwapConfig):
+        if config._attn_implementation is None:
+            config._attn_implementation = "eager"  # the name under which transformers gives attentions out
         super().__init__(config)
         self.transformer = MlpSwapModel(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -239,9 +260,10 @@ class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, Generat
         """a of the last layer, with the residual if on, and its attention probabilities if asked for.
 
         attention_mask is 1 for real tokens and may pad on either side; positions count real tokens from 0.
-        last_only: a of each row's last real token only, (B, 1, d), at the cost of one query per row.
+        last_only: a of each row's last real token only, (B, 1, d), at the cost of one query per row. Raises
+        `ConfigError` for more than `n_positions` real tokens.
         """
-        a, probabilities = self.transformer(input_ids, attention_mask, position_ids, last_only)
+        a, probabilities = self.transformer(input_ids, attention_mask, position_ids, last_only).attended[-1]
         return Attended(a, probabilities if return_attention else None)
 
     def norm_input(self, a: Vectors) -> Vectors:
@@ -277,24 +299,44 @@ class MlpSwapForCausalLM(StrictCheckpoints, FactLookup, PreTrainedModel, Generat
         position_ids: Ids | None = None,
         labels: Ids | None = None,
         logits_to_keep: int = 0,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> CausalLMOutput:
         """Logits of all positions, or of the last `logits_to_keep`; 1 means each row's last real token.
 
-        labels: token ids, -100 where there is none; position i is scored against label i + 1.
+        labels: token ids, -100 where there is none; position i is scored against label i + 1. On demand, here
+        or in the configuration, also of all positions: `attentions`, (B, n_head, T, T) for each block, and
+        `hidden_states`, (B, T, d): what enters each block, and y. Raises `ConfigError` as `attend`.
         """
-        a = self.attend(input_ids, attention_mask, position_ids, last_only=logits_to_keep == 1).a
-        a = a[:, -logits_to_keep:]  # 0: all
-        logits = self.head(self.mix(a, self.norm_input(a)).y)
-        if labels is None:
-            return CausalLMOutput(logits=logits)
-        loss = F.cross_entropy(rearrange(logits[:, :-1], "b t v -> (b t) v"), labels[:, 1:].flatten())
-        return CausalLMOutput(loss=loss, logits=logits)
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        whole, last_only = bool(attentions or states), logits_to_keep == 1
+        passed = self.transformer(input_ids, attention_mask, position_ids, last_only and not whole)
+        a = passed.attended[-1].a
+        y = self.mix(a, self.norm_input(a)).y
+        if whole and last_only:
+            kept = pick(
+                y, last_real(torch.ones_like(input_ids) if attention_mask is None else attention_mask)
+            )
+        else:
+            kept = y[:, -logits_to_keep:]  # 0: all
+        logits = self.head(kept)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(rearrange(logits[:, :-1], "b t v -> (b t) v"), labels[:, 1:].flatten())
+        return CausalLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=(*passed.inputs, y) if states else None,
+            attentions=tuple(each.probabilities for each in passed.attended) if attentions else None,
+        )
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
         """The whole prefix at each step, since there is no cache; positions follow from the mask."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "logits_to_keep": 1}
+        outputs = {name: rest.get(name) for name in ("output_attentions", "output_hidden_states")}
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "logits_to_keep": 1} | outputs
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

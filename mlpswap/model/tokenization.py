@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizer
 
 from mlpswap.errors import CheckpointError, FactsError
-from mlpswap.facts import FactSet, printable
+from mlpswap.facts import FactSet, check_count, check_list, check_text, printable
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,14 @@ class Vocabulary:
     entries: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "entries", tuple((kind, surface) for kind, surface in self.entries))
-        for token, (kind, surface) in enumerate(self.entries):
+        entries = tuple(
+            tuple(entry) for entry in check_list("entries", self.entries, "(kind, surface) pairs")
+        )
+        object.__setattr__(self, "entries", entries)
+        for token, entry in enumerate(self.entries):
+            if list(map(type, entry)) != [str, str]:
+                raise FactsError(f"token {token} must be a pair of texts, (kind, surface): found {entry}")
+            kind, surface = entry
             if kind not in KINDS:
                 raise FactsError(f"token {token} has the kind '{kind}': expected one of {', '.join(KINDS)}")
             if self._ids[kind, surface] != token:
@@ -47,7 +53,8 @@ class Vocabulary:
     @classmethod
     def books(cls, facts: FactSet, words: Sequence[str]) -> "Vocabulary":
         """[<pad>, <unk>, <s>, words, keys, values]; words and punctuation marks come from the templates."""
-        for word in words:
+        for word in check_list("words", words, "texts"):
+            check_text("a word", word)
             if not word or any(character.isspace() for character in word):
                 raise FactsError(f"a word of the vocabulary holds no blanks: found '{printable(word)}'")
         return cls(
@@ -59,8 +66,7 @@ class Vocabulary:
     @classmethod
     def ssfr(cls, facts: FactSet, junk: int = 16) -> "Vocabulary":
         """[keys, values, junk words "j0", "j1", ...], without special tokens; the first junk word pads."""
-        if junk < 1:
-            raise FactsError(f"SSFR needs at least one junk word, which also pads: found {junk}")
+        check_count("junk", junk, 1)  # the first of them pads
         words = [f"j{i}" for i in range(junk)]
         return cls(tuple(_entries((KEY, facts.keys), (VALUE, facts.values), (WORD, words))))
 
