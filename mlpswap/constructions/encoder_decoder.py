@@ -28,7 +28,7 @@ from mlpswap.constructions.base import ACTIVATIONS, FactMLP, FactMLPConfig, chec
 from mlpswap.constructions.decoders import DECODERS, Decoder, Decoding, make_decoder
 from mlpswap.constructions.encoders import (
     GD_STEPS,
-    Bin,
+    BinOptions,
     Encoder,
     bin_encoder,
     bin_width,
@@ -166,7 +166,7 @@ def make_encoder(
                     f"the encoder needs a neuron for each of {m * halves} gadgets, one per code coordinate"
                     f"{'' if config.gated else ', two without gate'}: found h = {config.h}"
                 )
-        chosen = Bin(config.activation, config.gated, config.bias, config.exact, config.epsilon)
+        chosen = BinOptions(config.activation, config.gated, config.bias, config.exact, config.epsilon)
         return bin_encoder(keys, codes, width, chosen, generator)
     two_hot = config.encoder == "two_hot"
     made = two_hot_encoder(keys, codes, gated=config.gated) if two_hot else baum_encoder(keys, codes)
