@@ -57,6 +57,19 @@ def test_published_code_widths_store_everything(decoder, m, seed):
     assert report.details["factored"] == 2 * 64 * 18 * m + 64 * m
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "m", "h"),
+    [("bin", "gd", 8, 144), ("gd", "jl", 64, 192), ("gd", "gd", 10, 80), ("gd", "gd", 8, 64)],
+)
+def test_trained_halves_reach_the_published_widths(encoder, decoder, m, h, seed):
+    """(d, F) = (64, 1024): half a minute each."""
+    arguments = facts(1024, 64, seed)
+    mlp = make(arguments, seed=seed + 100, encoder=encoder, decoder=decoder, code_width=m, h=h)
+    assert mlp.report.accuracy == 1.0
+
+
 def test_too_narrow_gadgets_are_refused_before_any_search():
     """(64, 1024): 15 neurons for a gadget are one too few; so are all neurons of an MLP together."""
     arguments = facts(1024, 64)

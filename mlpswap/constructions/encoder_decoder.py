@@ -76,11 +76,9 @@ class EncoderDecoderConfig:
                     f"encoder_decoder: unknown {name} '{getattr(self, name)}': expected one of {', '.join(known)}"
                 )
         for name in ("h", "code_width", "width_multiplier", "epsilon", "steps"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"encoder_decoder: {name} must be positive{'' if name in ('width_multiplier', 'steps') else ' or null'}, "
-                    f"found {getattr(self, name)}"
-                )
+            found, null = getattr(self, name), "" if name in ("width_multiplier", "steps") else " or null"
+            if found is not None and not found > 0:
+                raise ConfigError(f"encoder_decoder: {name} must be positive{null}, found {found}")
         if self.encoder == "gd" and not self.gated:
             raise ConfigError("encoder_decoder: encoder gd is gated; gated = false goes with bin and two_hot")
         check_outputs("encoder_decoder", self.outputs)
