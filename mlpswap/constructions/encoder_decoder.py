@@ -28,7 +28,7 @@ from mlpswap.constructions.base import ACTIVATIONS, FactMLP, FactMLPConfig, chec
 from mlpswap.constructions.decoders import DECODERS, Decoder, Decoding, make_decoder
 from mlpswap.constructions.encoders import (
     GD_STEPS,
-    Bin,
+    BinOptions,
     Encoder,
     bin_encoder,
     bin_width,
@@ -76,11 +76,9 @@ class EncoderDecoderConfig:
                     f"encoder_decoder: unknown {name} '{getattr(self, name)}': expected one of {', '.join(known)}"
                 )
         for name in ("h", "code_width", "width_multiplier", "epsilon", "steps"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"encoder_decoder: {name} must be positive{'' if name in ('width_multiplier', 'steps') else ' or null'}, "
-                    f"found {getattr(self, name)}"
-                )
+            found, null = getattr(self, name), "" if name in ("width_multiplier", "steps") else " or null"
+            if found is not None and not found > 0:
+                raise ConfigError(f"encoder_decoder: {name} must be positive{null}, found {found}")
         if self.encoder == "gd" and not self.gated:
             raise ConfigError("encoder_decoder: encoder gd is gated; gated = false goes with bin and two_hot")
         check_outputs("encoder_decoder", self.outputs)
@@ -166,7 +164,7 @@ def make_encoder(
                     f"the encoder needs a neuron for each of {m * halves} gadgets, one per code coordinate"
                     f"{'' if config.gated else ', two without gate'}: found h = {config.h}"
                 )
-        chosen = Bin(config.activation, config.gated, config.bias, config.exact, config.epsilon)
+        chosen = BinOptions(config.activation, config.gated, config.bias, config.exact, config.epsilon)
         return bin_encoder(keys, codes, width, chosen, generator)
     two_hot = config.encoder == "two_hot"
     made = two_hot_encoder(keys, codes, gated=config.gated) if two_hot else baum_encoder(keys, codes)

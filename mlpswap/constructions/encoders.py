@@ -57,7 +57,7 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Bin:
+class BinOptions:
     """Options of `bin_encoder`: see `EncoderDecoderConfig`."""
 
     activation: str = "silu"
@@ -77,7 +77,7 @@ def bin_encoder(
     keys: Float[Tensor, "F d"],
     codes: Float[Tensor, "F m"],
     width: int,
-    options: Bin,
+    options: BinOptions,
     generator: torch.Generator,
 ) -> Encoder:
     """Gadgets of `width` neurons for keys of mean length one; with `exact` false by least squares where no solution
@@ -112,7 +112,7 @@ class Gadgets:
         m, width, _ = self.a.shape
         return torch.eye(m, dtype=self.a.dtype, device=self.a.device).repeat_interleave(width, dim=1)
 
-    def gated(self, options: Bin) -> Encoder:
+    def gated(self, options: BinOptions) -> Encoder:
         return Encoder(
             options.activation,
             self.g.repeat(len(self.a), 1),
@@ -123,7 +123,7 @@ class Gadgets:
             details=self.details,
         )
 
-    def derivative_limit(self, options: Bin, epsilon: float) -> Encoder:
+    def derivative_limit(self, options: BinOptions, epsilon: float) -> Encoder:
         g, a, b, read = self.g.repeat(len(self.a), 1), self.a.flatten(0, 1), self.bias.flatten(), self._read()
         return Encoder(
             options.activation,
@@ -143,7 +143,7 @@ class Gadgets:
 
 
 def solve_gadgets(
-    keys: Float[Tensor, "F d"], codes: Float[Tensor, "F m"], g: Float[Tensor, "w d"], options: Bin
+    keys: Float[Tensor, "F d"], codes: Float[Tensor, "F m"], g: Float[Tensor, "w d"], options: BinOptions
 ) -> Gadgets:
     """A of all gadgets in the dual form: one Cholesky factor, one step of refinement."""
     act = ACTIVATIONS[options.activation]
@@ -195,7 +195,7 @@ def require_unknowns(facts: int, d: int, width: int, bias: bool) -> None:
 
 
 def _relu_gadgets(
-    keys: Tensor, codes: Tensor, width: int, options: Bin, generator: torch.Generator
+    keys: Tensor, codes: Tensor, width: int, options: BinOptions, generator: torch.Generator
 ) -> tuple[Gadgets, float]:
     """The gadgets with the largest epsilon among several draws of G, and that epsilon."""
     best: tuple[Gadgets, float] | None = None

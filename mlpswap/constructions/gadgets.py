@@ -57,8 +57,8 @@ def baum_encoder(keys: Float[Tensor, "F d"], codes: Float[Tensor, "F m"]) -> Enc
     unit = torch.eye(codes.shape[1], dtype=keys.dtype, device=keys.device)
     for start in range(0, facts, d):
         block = slice(start, min(start + d, facts))
-        z = torch.linalg.lstsq(keys[block], keys.new_ones(len(keys[block]), 1), driver="gelsd").solution[:, 0]
-        v = torch.linalg.lstsq(keys[block], codes[block], driver="gelsd").solution.T  # (m, d)
+        inverse = torch.linalg.pinv(keys[block])  # (d, block)
+        z, v = inverse.sum(dim=1), (inverse @ codes[block]).T  # (d,), (m, d)
         height = keys @ z
         inside = torch.zeros(facts, dtype=torch.bool, device=keys.device)
         inside[block] = True
