@@ -14,10 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mlpswap.errors import NotDecodableError
+
 SLOTS = 32  # atoms that a row can hold at first; doubled when a row needs more
 REFRESHES = 4  # times that the inverses are computed anew, against the drift of rank-one updates
 NEAR = 1e-6  # a hull that comes nearer to the origin holds it, as far as can be told
-DEPENDENT = 1e-12  # Schur complement of a new atom that depends on those held
+DEPENDENT = 1e-14  # Schur complement of a new atom that depends on those held
 
 
 def separate(
@@ -28,8 +30,9 @@ def separate(
 ) -> tuple[Float[Tensor, "B d"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Nearest points z_i of the rows' hulls, ||z_i||, and the smallest margin of the direction z_i.
 
-    The largest possible margin lies between the last two, whose distance is at most `tolerance` of it. `values` are
-    distinct and float64, n at least 2; `start` holds directions that separate the rows well (any will do).
+    The largest possible margin lies between the last two. Their distance is at most `tolerance` of it, unless values differ
+    by so little that rounding forbids it. `values` are distinct and float64, n at least 2; `start` holds directions that
+    separate the rows well (any will do). Raises `NotDecodableError` for values whose distance vanishes in float64.
     """
     table = _Table(values, rows)
     everyone = torch.arange(len(rows), device=rows.device)
@@ -37,12 +40,12 @@ def separate(
     sets = _AtomSets.holding(table, everyone, table.worst(everyone, start)[1])
     for _ in range(REFRESHES):
         sets = _descend(table, sets, tolerance)
-        factor = sets.refresh()
+        factor, singular = sets.refresh()
         place = sets.place
         points[place] = sets.nearest()
         upper[place] = points[place].norm(dim=1)
         lower[place] = table.worst(place, points[place])[0] / upper[place].clamp(min=NEAR)
-        unfinished = (lower[place] < (1 - tolerance) * upper[place]) & (upper[place] > NEAR)
+        unfinished = (lower[place] < (1 - tolerance) * upper[place]) & (upper[place] > NEAR) & ~singular
         if not bool(unfinished.any()):
             break
         sets = sets.take(unfinished)
@@ -57,6 +60,11 @@ class _Table:
         self.values, self.rows, self.own = values, rows, values[rows]
         distances = torch.cdist(self.own, values, compute_mode="donot_use_mm_for_euclid_dist")
         self.closeness = distances.scatter_(1, rows[:, None], 1.0).reciprocal_()  # (B, n)
+        merged = self.closeness.isinf().any(dim=1)
+        if bool(merged.any()):
+            raise NotDecodableError(
+                "differ from another value by less than float64 holds", tuple(rows[merged].tolist())
+            )
 
     def worst(self, place: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         """For rows at `place` of the block: the smallest <a_ij, point> over j, and its j."""
@@ -113,14 +121,20 @@ class _AtomSets:
             self.weights = pad(self.weights, (0, more))
             self.inverse = pad(self.inverse, (0, more, 0, more))
 
-    def refresh(self) -> Tensor:
-        """Weights from the atoms alone, free of the rounding of earlier updates; returns the factors (B, m, m)."""
+    def refresh(self) -> tuple[Tensor, Tensor]:
+        """Weights from the atoms alone, free of the rounding of earlier updates.
+
+        Returns the Cholesky factors (B, m, m), and which rows have none, since their atoms nearly depend on each other:
+        these keep the weights that they have.
+        """
         held = (self.atom >= 0).to(self.atoms.dtype)
         matrix = self.atoms @ self.atoms.mT + held[:, :, None] * held[:, None, :]
         matrix.diagonal(dim1=1, dim2=2).add_(1 - held)
-        factor, _ = torch.linalg.cholesky_ex(matrix)
-        self.weights = torch.cholesky_solve(held[:, :, None], factor).squeeze(2).clamp_(min=0)
-        return factor
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        singular = failed > 0
+        solved = torch.cholesky_solve(held[:, :, None], factor).squeeze(2).clamp(min=0)
+        self.weights = torch.where(singular[:, None], self.weights, solved)
+        return factor, singular
 
     def invert(self, factor: Tensor) -> None:
         self.inverse = torch.cholesky_inverse(factor)

@@ -25,6 +25,9 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+TWINS = spherical(50, 8, generator(5), torch.float64)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_remembered():
     geometry._cache.clear()
@@ -73,8 +76,10 @@ def test_rho_is_that_of_a_general_quadratic_program(seed):
         spherical(30, 64, generator(3), torch.float64),  # fewer values than dimensions
         torch.tensor([[1.0, 0.0], [1e-6, 0.0]]),  # two values, nearly zero both
         torch.eye(5, dtype=torch.float64) * 1e-200,
+        torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 6),  # the worst atom is never the only one
+        torch.cat([TWINS, TWINS + 1e-6 * spherical(50, 8, generator(4), torch.float64)]),
     ],
-    ids=["many", "stretched", "shifted", "few", "two", "tiny"],
+    ids=["many", "stretched", "shifted", "few", "two", "tiny", "cube", "twins"],
 )
 def test_the_certificate_is_true_for_any_table_that_decodes(values):
     """Lower bound: the margin that each output really has. Upper bound: rho + gap."""
@@ -123,6 +128,13 @@ def test_what_is_no_table_of_values_is_refused(values, error, named):
             continue  # equal values have a coherence: 1
         with pytest.raises(error, match=named):
             measure(values)
+
+
+def test_values_that_rounding_makes_equal_are_refused():
+    """Distinct as they stand, but not beside the others: no direction is better than chance."""
+    values = torch.tensor([[1e-20, 0.0], [2e-20, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    with pytest.raises(NotDecodableError, match="0, 1"):
+        margin_optimal_outputs(values)
 
 
 def test_a_single_value_is_decoded_by_itself():
