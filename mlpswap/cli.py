@@ -79,7 +79,7 @@ VERBS: dict[str, Verb] = {
 }  # fmt: skip
 
 FLAGS = {
-    "resume": "go on with the run in output_dir",
+    "resume": "go on with the run in output_dir; without --config, under the settings that it has",
     "overwrite": "delete what is in the output first",
 }
 

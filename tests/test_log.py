@@ -14,7 +14,7 @@ import pytest
 
 from mlpswap.errors import ConfigError, RunFolderError
 from mlpswap.training.config import WandbOptions
-from mlpswap.training.log import RunLog, _key, _login_fault, wandb_ready
+from mlpswap.training.log import RunLog, _login_fault, wandb_ready
 from tests.conftest import train_run
 
 
@@ -45,6 +45,16 @@ def test_going_on_drops_what_the_checkpoint_has_not_seen(tmp_path):
     log.event("train", 30, loss=2.0)
     log.close()
     assert [(line["step"], line["loss"]) for line in _lines(tmp_path)] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_one_sentence(tmp_path):
+    log = RunLog(tmp_path)
+    log._file.close()
+    log._file = open("/dev/full", "a")  # noqa: SIM115  closed by the log
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: No space left"):
+        log.event("train", 1)
+    log.close()
 
 
 @pytest.fixture
@@ -116,9 +126,13 @@ def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_soon(monkeypa
 
 
 def test_the_key_of_the_server_in_use_counts(monkeypatch, tmp_path, no_key):
-    (tmp_path / "no-netrc").write_text("machine here:8080 login user password secret\n")
-    assert _key("http://here:8080") == "secret"
-    assert _key("http://there:8080") is None
+    with _server(200, b'{"data": {"viewer": {"id": "me"}}}') as address:
+        (tmp_path / "no-netrc").write_text(f"machine here:80 login user password {'x' * 40}\n")
+        assert "no API key" in _login_fault(address)
+        (tmp_path / "no-netrc").write_text(f"machine {address[7:]} login user password {'x' * 40}\n")
+        assert _login_fault(address) is None
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    assert "40+ characters" in _login_fault(address)
 
 
 def test_a_failing_check_leaves_no_folder(tmp_path, no_key):

@@ -2,12 +2,11 @@
 
 import json
 import logging
-import netrc
 import os
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import urlparse
 
 from mlpswap.errors import ConfigError, RunFolderError
 from mlpswap.runs import finite_or_null, write_text
@@ -99,7 +98,8 @@ class RunLog:
 
     def close(self) -> None:
         """End the file and the W&B run; may be called after a failure."""
-        self._file.close()
+        with suppress(OSError):  # on a full disk: the event that did not fit has said so
+            self._file.close()
         if self._run is not None:
             self._run.finish()
             self._run = None
@@ -152,10 +152,18 @@ def wandb_ready(options: WandbOptions, folder: Path) -> bool:
 def _login_fault(server: str) -> str | None:
     """What keeps a run from being logged live at `server`, None if nothing does."""
     import requests
+    import wandb
+    from wandb.sdk.lib.wbauth import authenticate_session
 
-    key = _key(server)
-    if key is None:
+    try:
+        found = authenticate_session(host=server, source="mlpswap", prompt=False, update_session=False)
+    except wandb.Error as error:
+        return f"its API key is not one: {_one_line(error)}"
+    if found is None:
         return "no API key is set up: run `wandb login` or set WANDB_API_KEY"
+    key = getattr(found, "api_key", None)
+    if key is None:
+        return None  # an identity token, which W&B itself exchanges
     answers: list[Any] = []
 
     def ask() -> None:
@@ -179,20 +187,6 @@ def _login_fault(server: str) -> str | None:
             return f"{server} does not answer like a W&B server"
         case [None]:
             return f"{server} does not accept the API key"
-    return None
-
-
-def _key(server: str) -> str | None:
-    """The key that W&B would find for a server; where there is none, it would ask for one at the terminal."""
-    if key := os.environ.get("WANDB_API_KEY"):
-        return key
-    for name in [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]:
-        try:
-            found = netrc.netrc(Path(name).expanduser()).authenticators(urlparse(server).netloc)
-        except (netrc.NetrcParseError, OSError, RuntimeError):
-            continue
-        if found:
-            return found[2]
     return None
 
 
