@@ -1,5 +1,7 @@
 """What a run leaves behind: the run folder, atomic files, and the environment that the results were made in."""
 
+import csv
+import io
 import json
 import math
 import os
@@ -231,6 +233,17 @@ def read_json(path: str | Path, **fields: Any) -> Any:
             expected = getattr(kind, "__name__", kind)
             raise CheckpointError(f"{path} is damaged: expected {expected} for '{name}', {found}")
     return content
+
+
+def write_csv(path: str | Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows with a heading, atomically; columns in order of first appearance."""
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def finite_or_null(content: Any) -> Any:

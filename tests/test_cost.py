@@ -53,7 +53,8 @@ def test_a_search_leaves_tables_a_picture_and_every_build(run):
     assert "| whitened | 48 | 16 |" in (folder / "cost.md").read_text()
     table = list(csv.DictReader((folder / "cost.csv").read_text().splitlines()))
     assert [int(line["size"]) for line in table] == [row["size"] for row in results["rows"]]
-    assert (folder / "cost.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert (folder / "figures" / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_resumed_search_builds_nothing_twice(run, capsys):

@@ -1,7 +1,5 @@
 """`mlpswap stores`: how many memories each kind of associative store holds, measured and predicted."""
 
-import csv
-import io
 import re
 import time
 from collections.abc import Sequence
@@ -12,7 +10,15 @@ from tqdm import tqdm
 
 from mlpswap.commands.config import StoresConfig
 from mlpswap.config import to_plain, to_yaml
-from mlpswap.runs import default_folder, progress_interval, results, run_folder, write_json, write_text
+from mlpswap.runs import (
+    default_folder,
+    progress_interval,
+    results,
+    run_folder,
+    write_csv,
+    write_json,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from mlpswap.stores import Store
@@ -63,7 +69,7 @@ def stores(config: StoresConfig, *, config_name: str | None = None, overwrite: b
     content = results(
         "stores", to_plain(config), metrics, rows, time.perf_counter() - began, capacities=capacities
     )
-    write_text(folder / "stores.csv", _csv(rows))
+    write_csv(folder / "stores.csv", rows)
     write_text(folder / "stores.md", capacity_table(capacities, config.n_embd))
     write_json(folder / "results.json", content)
     write_report(folder)
@@ -116,11 +122,3 @@ def _shown(count: float | None) -> str:
     if count is None:
         return "not reached"
     return f"{count:,.0f}" if count < 1e7 else f"{count:.2e}"
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

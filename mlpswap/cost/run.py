@@ -14,7 +14,7 @@ from mlpswap.cost.config import CostConfig, Entry
 from mlpswap.cost.pool import run_searches
 from mlpswap.cost.probe import Cell
 from mlpswap.cost.search import Found, Outcome, smallest_size, verify
-from mlpswap.cost.tables import row_of, write_tables
+from mlpswap.cost.tables import markdown, row_of
 from mlpswap.errors import CheckpointError
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.runs import (
@@ -23,6 +23,7 @@ from mlpswap.runs import (
     require_same_config,
     results,
     run_folder,
+    write_csv,
     write_json,
     write_text,
 )
@@ -47,6 +48,8 @@ def cost(
     config: CostConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:
     """Run all searches, two or more side by side, and write what they found. Returns the run folder."""
+    from mlpswap.report import write_report
+
     began = time.perf_counter()
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "cost")
     check_options(config)
@@ -84,10 +87,13 @@ def cost(
     rows = rows_of(config, tasks, found)
     metrics = {"rows": len(rows), "found": sum(row["size"] is not None for row in rows), "builds": len(known)}
     seconds = time.perf_counter() - began
-    write_tables(folder, rows)
+    write_csv(folder / "cost.csv", rows)
+    write_text(folder / "cost.md", markdown(rows))
     write_json(folder / "results.json", results("cost", to_plain(config), metrics, rows, seconds))
-    print((folder / "cost.md").read_text(encoding="utf-8"))
+    write_report(folder)
+    print(markdown(rows))
     print(f"run folder: {folder}")
+    print(f"report: {folder / 'report.html'}")
     return folder
 
 

@@ -1,14 +1,10 @@
-"""What a cost search found, as rows, as Markdown, as CSV and as a picture."""
+"""What a cost search found, as rows and as Markdown."""
 
-import csv
-import io
 import math
-from pathlib import Path
 from typing import Any
 
 from mlpswap.cost.probe import FORMATS, Cell, fact_bits
 from mlpswap.cost.search import Found
-from mlpswap.runs import replacing, write_text
 
 COLUMNS = {
     "construction": "construction",
@@ -27,7 +23,7 @@ COLUMNS = {
     "seconds": "seconds a build",
     "seeds_text": "seeds",
     "published_text": "published size",
-    "status": "",
+    "note": "",
 }
 
 
@@ -47,7 +43,12 @@ def row_of(cell: Cell, found: Found, seeds: list[int]) -> dict[str, Any]:
     }
     if found.size is None:
         last = found.outcomes[-1]
-        return row | {"accuracy": last.accuracy, "problem": last.figures.get("error")}
+        reasons = {
+            "none": "does not store all facts",
+            "capped": "took too long",
+            "error": last.figures.get("error"),
+        }
+        return row | {"accuracy": last.accuracy, "note": reasons[found.status]}
     figures = [outcome.figures for outcome in found.outcomes]
     first, unit = figures[0], cell.facts * math.log2(cell.facts)
     factored = first["factored_parameters"]
@@ -57,7 +58,12 @@ def row_of(cell: Cell, found: Found, seeds: list[int]) -> dict[str, Any]:
         if name == "float32"
         or all(o.figures[f"accuracy_{name}"] >= o.accuracy for o in found.outcomes if o.accuracy is not None)
     ]
+    note = {
+        True: "smaller sizes took too long",
+        False: "" if found.below or not cell.varies else "not the smallest",
+    }
     return row | {
+        "note": note[found.status == "capped"],
         "h": first["h"],
         "accuracy": min(outcome.accuracy for outcome in found.outcomes if outcome.accuracy is not None),
         "parameters": first["parameters"],
@@ -72,22 +78,6 @@ def row_of(cell: Cell, found: Found, seeds: list[int]) -> dict[str, Any]:
             f"accuracy_{name}": min(each[f"accuracy_{name}"] for each in figures) for name in ("bf16", "int8")
         },
     }
-
-
-def write_tables(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """`cost.csv` with every figure, `cost.md` for reading, and `cost.png`. Raises `RunFolderError`."""
-    from mlpswap.report.cost_figures import cost_picture
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "cost.csv", text.getvalue())
-    write_text(folder / "cost.md", markdown(rows))
-    if (picture := cost_picture(rows)) is not None:
-        with replacing(folder / "cost.png") as temporary:
-            temporary.write_bytes(picture.png)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -110,18 +100,10 @@ def _texts(row: dict[str, Any]) -> dict[str, str]:
     if "published" in row:
         holds = "holds" if row["published_holds"] else "fails"
         published = f"{row['published']} {holds} on {_listed(row['published_seeds'])}"
-    status = {
-        "found": "",
-        "capped": "smaller sizes took too long",
-        "none": "none succeeded",
-        "error": "error",
-    }
-    note = status[row["status"]] + (f": {row['problem']}" if row.get("problem") else "")
     texts = {
         "size_text": size,
         "seeds_text": _listed(row["seeds"]),
         "published_text": published,
-        "status": note or ("" if row["below"] or not row["varies"] else "the next smaller succeeds too"),
     }
     for name in COLUMNS:
         if name not in texts:

@@ -18,6 +18,7 @@ def write_report(folder: Path) -> dict[str, Path]:
     a kind that has no report.
     """
     from mlpswap.report.benchmark import benchmark_view
+    from mlpswap.report.cost import cost_view
     from mlpswap.report.stores import stores_view
     from mlpswap.report.training import training_view
 
@@ -31,9 +32,11 @@ def write_report(folder: Path) -> dict[str, Path]:
             view = benchmark_view(results)
         case "stores":
             view = stores_view(results)
+        case "cost":
+            view = cost_view(results)
         case other:
             raise RunFolderError(
-                f"{folder / 'results.json'}: no report for kind '{other}'; expected train, benchmark or stores"
+                f"{folder / 'results.json'}: no report for kind '{other}'; expected train, benchmark, stores or cost"
             )
     write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
     return _write_figures(folder / "figures", view.pictures)

@@ -1,14 +1,64 @@
-"""The picture of a cost search: parameters that each construction needs."""
+"""What the report of `mlpswap cost` says: one figure, one table, and what was not found."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlpswap.report.drawing import COLOURS, INK, MARKERS, Picture, drawing, figure, label, picture
 from mlpswap.report.formats import number
+from mlpswap.report.tables import Column, Table
 
 Rows = Sequence[Mapping[str, Any]]
 BOUNDS = ((32, "32 bits a parameter"), (2, "2 bits a parameter, as trained networks hold"))
+
+
+SUMMARY = (
+    "For each construction, the smallest size at which it stores every fact on every seed. Parameters are counted as "
+    "deployed; “factored” counts the numbers that an encoder-decoder chose, before its matrices are multiplied. The ratio is "
+    "parameters / (F log2 F): facts per se need log2(F!) bits, about F log2 F.",
+    "A search is done in steps and success is not quite monotone in the size: the size shown did succeed on all seeds, and "
+    "the one under “fails at” did not on at least one. “Bits” is the smallest of 8, 16 and 32 bits to which all parameters "
+    "can be rounded without losing a fact.",
+)
+
+
+@dataclass(frozen=True)
+class CostView:
+    """Everything that the template prints."""
+
+    summary: Sequence[str]
+    picture: Picture | None
+    table: Table
+    setup: dict[str, Any]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        return [self.picture] if self.picture else []
+
+
+def cost_view(results: Mapping[str, Any]) -> CostView:
+    """From `results.json`."""
+    rows = results["rows"]
+    names = ("size", "fails at", "parameters", "ratio", "factored", "bits", "seconds")
+    return CostView(
+        summary=SUMMARY,
+        picture=cost_picture(rows),
+        table=Table(
+            "Smallest sizes, on the seeds " + ", ".join(map(str, results["config"]["seeds"])),
+            [Column("construction"), *(Column(name, numeric=True) for name in names), Column("")],
+            [
+                [
+                    _name(row, rows),
+                    *(number(row.get(name)) for name in (
+                        "size", "below", "parameters", "ratio", "factored_parameters", "bits", "seconds")),
+                    row["note"],
+                ]
+                for row in rows
+            ],
+        ),
+        setup={"environment": results["environment"], "config": results["config"]},
+    )  # fmt: skip
 
 
 def cost_picture(rows: Rows) -> Picture | None:
@@ -24,15 +74,15 @@ def fewest(facts: int, bits: int) -> float:
     return math.lgamma(facts + 1) / math.log(2) / bits
 
 
-def _name(row: Mapping[str, Any], rows: Rows) -> str:
-    varied = [name for name in ("d", "kappa", "alpha") if len({each[name] for each in rows}) > 1]
+def _name(row: Mapping[str, Any], rows: Rows, names: Sequence[str] = ("facts", "d", "kappa", "alpha")) -> str:
+    varied = [name for name in names if len({each[name] for each in rows}) > 1]
     return ", ".join([label(row["construction"], 40), *(f"{name} {row[name]:g}" for name in varied)])
 
 
 def _curves(rows: Rows) -> Picture:
     series: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        series.setdefault(_name(row, rows), []).append(row)
+        series.setdefault(_name(row, rows, ("d", "kappa", "alpha")), []).append(row)
     facts = sorted({row["facts"] for row in rows})
     with drawing():
         drawn = figure(6.0, 4.5)
