@@ -37,6 +37,15 @@ def hermite2(x: Tensor) -> Tensor:
     return (x.square() - 1) / math.sqrt(2)
 
 
+def value_and_slope(act: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """act(z) and act'(z), entry by entry; the slope of a ReLU at its kink is 0."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        value = act(z)
+        (slope,) = torch.autograd.grad(value.sum(), z)
+    return value.detach(), slope
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "identity": identity,

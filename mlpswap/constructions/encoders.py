@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.constructions.base import ACTIVATIONS
+from mlpswap.constructions.base import ACTIVATIONS, value_and_slope
 from mlpswap.constructions.readout import RIDGE
 from mlpswap.embeddings import gaussian
 from mlpswap.errors import InfeasibleConstructionError
@@ -147,7 +147,8 @@ def solve_gadgets(
 ) -> Gadgets:
     """A of all gadgets in the dual form: one Cholesky factor, one step of refinement."""
     act = ACTIVATIONS[options.activation]
-    sigma = (act if options.gated else lambda z: derivative(act, z))(g @ keys.T)  # (w, F)
+    z = g @ keys.T
+    sigma = act(z) if options.gated else value_and_slope(act, z)[1]  # (w, F)
     gram = sigma.T @ sigma * (keys @ keys.T + options.bias) + options.bias
     diagonal = gram.diagonal()  # a view
     if not options.exact:
@@ -214,14 +215,6 @@ def _relu_gadgets(
         assert problem is not None
         raise problem
     return best
-
-
-def derivative(act, z: Tensor) -> Tensor:
-    """act'(z); 0 at the kink of a ReLU."""
-    with torch.enable_grad():
-        z = z.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(act(z).sum(), z)
-    return slope
 
 
 def gd_width(facts: int, d: int, m: int) -> int:

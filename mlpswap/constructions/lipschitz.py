@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mlpswap.constructions.base import FactMLP, check_inputs
+from mlpswap.constructions.base import FactMLP, check_inputs, value_and_slope
 
 NUMBERS = 2**23  # of the products V B diag(.) held at once
 
@@ -77,10 +77,10 @@ def spectral_norms(
     read = _square_root(values) @ mlp.down.weight  # (r, h), r = min(n_v, d)
     up = mlp.up(norm * unit)  # (B, h)
     if mlp.gate is None:
-        _, slope = _act_and_slope(mlp, up)
+        _, slope = value_and_slope(mlp.act, up)
         jacobian = (read * slope[:, None, :]) @ mlp.up.weight  # (B, r, d)
     else:
-        active, slope = _act_and_slope(mlp, mlp.gate(norm * unit))
+        active, slope = value_and_slope(mlp.act, mlp.gate(norm * unit))
         jacobian = (read * (slope * up)[:, None, :]) @ mlp.gate.weight
         jacobian += (read * active[:, None, :]) @ mlp.up.weight
     along = torch.bmm(jacobian, unit[:, :, None])  # the normalisation does not see a change of length
@@ -92,11 +92,3 @@ def _square_root(values: Tensor) -> Tensor:
     """R with R^T R = V^T V and at most d rows, so that V J and R J have the same singular values."""
     n, d = values.shape
     return values if n <= d else torch.linalg.qr(values, mode="r").R
-
-
-def _act_and_slope(mlp: FactMLP, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        inputs = inputs.detach().requires_grad_(True)
-        active = mlp.act(inputs)
-        (slope,) = torch.autograd.grad(active.sum(), inputs)
-    return active.detach(), slope

@@ -6,11 +6,11 @@ Each neuron is a random projection b_p of the targets, times a Hermite feature o
 keys. Summed over neurons only the facts at hand survive, since Hermite features of different keys are nearly
 orthogonal: their kernel is <k, k'>^(q + 1).
 
-Parameters: 3 d h; h of order F (log F)^2 / d for random embeddings, at which its constant is the largest of all
-constructions here. Assumes keys of about equal length: it is the argument of h_q that must be N(0, 1). Use it to
-study the theory, not to save parameters. A gate whose own Hermite coefficient of degree q is zero stores nothing
-and is refused; parts of other degrees add interference only, so that the matched gate h_2 needs 2 to 6 times fewer
-neurons than degree 1 with a ReLU gate, the released form.
+Parameters: 3 d h, with h of order F log(F d) / (rho^2 d) for random embeddings of decodability rho, at which its
+constant is the largest of all constructions here. Assumes keys of about equal length: it is the argument of h_q
+that must be N(0, 1). Use it to study the theory, not to save parameters. A gate whose own Hermite coefficient of
+degree q is zero stores nothing and is refused; parts of other degrees add interference only. The matched gate h_2
+with margin-optimal outputs needs 2 to 6 times fewer neurons than degree 1 with a ReLU gate, the released form.
 """
 
 import math
