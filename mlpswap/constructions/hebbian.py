@@ -41,7 +41,7 @@ class HebbianConfig:
     variant: str = option(
         "auto",
         "plain | whitened (random features) | data_dependent (fitted features) | "
-        f"auto: data_dependent up to {AUTO_FACTS} facts, whitened beyond",
+        f"auto: data_dependent with margin_correct and up to {AUTO_FACTS} facts, else whitened",
     )
     rescale_rows: bool = option(True, "data_dependent: bring the fitted rows of G and A to norm sqrt(d)")
     targets: str = option("values", "what outputs aim at: values | margin_optimal (mlpswap.geometry; slower)")
@@ -98,7 +98,8 @@ class Hebbian:
         facts, d = keys.shape
         variant = config.variant
         if variant == "auto":
-            variant = "data_dependent" if facts <= AUTO_FACTS else "whitened"
+            fitted = facts <= AUTO_FACTS or config.margin_correct
+            variant = "data_dependent" if fitted else "whitened"
         rest = values[:0] if competitors is None else competitors
         rows = len(values) + (len(rest) if config.margin_correct else 0)
         h = config.h or default_width(variant, facts, rows, d, config.margin_correct)
