@@ -44,7 +44,7 @@ def problem(count=30, values=20, others=15, d=6, **options):
     competitors = gaussian(others, d, draw, torch.float64) / math.sqrt(d)
     mapping = torch.randint(values - 5, (count,), generator=draw)
     y = gaussian(count, d, draw, torch.float64) / math.sqrt(d)
-    return MarginSets(table, mapping, competitors, gamma=0.3, **options), y
+    return MarginSets(table, mapping, competitors, gamma=0.3, dtype=torch.float64, **options), y
 
 
 def projected_by_loops(sets, y, rows, sweeps, relaxation):
@@ -109,12 +109,36 @@ def test_a_single_row_leaves_nothing_to_lose_against():
     assert torch.equal(sets.project(y, found, sweeps=3), y)
 
 
+@pytest.mark.parametrize("name", ["hebbian", "gauss_newton"])
+def test_what_all_rows_share_does_not_matter(name):
+    """A common vector on values and competitors, ten times as long as they are, changes no difference of scores."""
+    keys, values, mapping = facts(200, 32)
+    others, shift = spherical(300, 32, generator(5)), 10 * spherical(1, 32, generator(6))
+    options = {"margin_correct": True} if name == "hebbian" else {}
+    mlp = build_fact_mlp(
+        keys, values + shift, mapping, name, competitors=others + shift, generator=generator(1), **options
+    )
+    assert mlp.report.accuracy_vocabulary == 1.0
+    outputs = mlp(keys)
+    assert float((outputs @ shift.T).abs().mean() / (outputs.norm(dim=1).mean() * shift.norm())) < 0.3
+
+
+@pytest.mark.parametrize("name", ["hebbian", "gauss_newton"])
+def test_equal_values_give_finite_weights(name):
+    """Nothing can tell them apart; the report says so."""
+    keys, _, mapping = facts(20, 8)
+    options = {"margin_correct": True} if name == "hebbian" else {}
+    mlp = build_fact_mlp(keys, keys[:1].repeat(20, 1), mapping, name, generator=generator(1), **options)
+    assert mlp.report.accuracy == 0
+    assert all(parameter.isfinite().all() for parameter in mlp.parameters())
+
+
 def fitting_problem(count=200, d=32, h=60):
     keys, values, mapping = (each.double() if each.is_floating_point() else each for each in facts(count, d))
     phi = (keys @ gaussian(h, d, generator(1), torch.float64).T) * (
         keys @ gaussian(h, d, generator(2), torch.float64).T
     )
-    return phi, values[mapping], MarginSets(values, mapping, values[:0], gamma=0.3)
+    return phi, values[mapping], MarginSets(values, mapping, values[:0], gamma=0.3, dtype=torch.float64)
 
 
 def test_no_round_is_least_squares_scaled():
@@ -122,7 +146,7 @@ def test_no_round_is_least_squares_scaled():
     phi, targets, sets = fitting_problem()
     b, details = correct_readout(phi, targets, sets, rounds=0)
     plain = ridge_readout(phi, targets)
-    score = ((phi @ plain.T) * targets).sum(dim=1).mean()
+    score = ((phi @ plain.T) * sets.wanted).sum(dim=1).mean()
     assert details["rounds"] == 0
     assert torch.allclose(b, plain / score, rtol=1e-6, atol=1e-9)
 

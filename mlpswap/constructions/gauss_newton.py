@@ -88,14 +88,11 @@ class GaussNewton:
         facts, d = keys.shape
         rest = values[:0] if competitors is None else competitors
         h = config.h or default_width(facts, len(values) + len(rest), d)
-        norms, length = keys.double().norm(dim=1, keepdim=True), values.double().norm(dim=1).mean()
+        norms = keys.double().norm(dim=1, keepdim=True)
         x = (keys * (math.sqrt(d) / norms)).float()  # norms sqrt(d)
-        table, others = ((rows / length).float() for rows in (values, rest))  # norms about 1
-        wanted = mapping.long()
-        weights = initial(x, table[wanted], h, generator)
-        sets = MarginSets(table, wanted, others, gamma=config.gamma)
+        sets = MarginSets(values, mapping, rest, gamma=config.gamma)
         weights, details = fit(
-            weights, x, sets, steps=config.steps or (NOISY_STEPS if config.noise else STEPS),
+            initial(x, sets.wanted, h, generator), x, sets, steps=config.steps or (NOISY_STEPS if config.noise else STEPS),
             extra_steps=config.extra_steps, noise=config.noise * noise_unit(facts, d), generator=generator,
         )  # fmt: skip
         mlp = FactMLP(FactMLPConfig.of_kind("bilinear", d, h), dtype=torch.float64).to(keys.device)
@@ -103,7 +100,7 @@ class GaussNewton:
         scale = math.sqrt(d) / norms.mean()
         mlp.up.weight.copy_(weights[0] * scale)
         mlp.gate.weight.copy_(weights[1] * scale)
-        mlp.down.weight.copy_(weights[2].T * length)
+        mlp.down.weight.copy_(weights[2].T * sets.length)
         return finish(
             self.name, mlp, keys, values, mapping, started=started, norm_matched=config.match_output_norm,
             competitors=competitors, details=details,
@@ -132,7 +129,8 @@ def initial(
     a, g = (gaussian(h, d, generator).to(x.device) / math.sqrt(d) for _ in range(2))
     phi = (x @ a.T) * (x @ g.T)
     b = ridge_readout(phi.double(), targets.double()).T.float()
-    return torch.stack([a, g, b / (phi @ b).norm(dim=1).mean()])
+    length = (phi @ b).norm(dim=1).mean()
+    return torch.stack([a, g, b / length if length > 0 else b])
 
 
 class Linearised:

@@ -153,12 +153,11 @@ def corrected_readout(
     competitors: Float[Tensor, "n_c d"],
     config: HebbianConfig,
 ) -> tuple[Float[Tensor, "d h"], dict[str, Any]]:
-    """`correct_readout` in float32 and in units of the values' mean length."""
-    length = values.norm(dim=1).mean()
-    table, others, wanted = ((each / length).float() for each in (values, competitors, targets))
-    sets = MarginSets(table, mapping, others, gamma=config.gamma)
+    """`correct_readout` in float32, from and to the units of the values."""
+    sets = MarginSets(values, mapping, competitors, gamma=config.gamma)
+    wanted = sets.wanted if config.targets == "values" else (targets / sets.length).float()
     b, details = correct_readout(phi, wanted, sets, rounds=config.rounds, extra_rounds=config.extra_rounds)
-    return b * length, details
+    return b * sets.length, details
 
 
 def plain_readout(phi: Float[Tensor, "F h"], targets: Float[Tensor, "F d"]) -> Float[Tensor, "d h"]:

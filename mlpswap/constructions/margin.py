@@ -37,7 +37,11 @@ class Shortlist:
 
 
 class MarginSets:
-    """The sets C_i of a fact set. Tables in units in which outputs have a length of about 1."""
+    """The sets C_i of a fact set, in units in which outputs have a length of about 1.
+
+    `table` holds values, then competitors, less their mean (only differences count) and divided by `length`, the mean
+    length of the values that is left.
+    """
 
     def __init__(
         self,
@@ -47,12 +51,23 @@ class MarginSets:
         *,
         gamma: float,
         shortlist: int = 16,
+        dtype: torch.dtype = torch.float32,
     ):
-        self.table = torch.cat([values, competitors])
+        rows = torch.cat([values, competitors]).double()
+        if len(rows) > 1:
+            rows -= rows.mean(dim=0)
+        length = rows[: len(values)].norm(dim=1).mean()
+        self.length = length if length > 0 else torch.ones_like(length)
+        self.table = (rows / self.length).to(dtype)
         self.mapping = mapping
         self.gamma = gamma
         self.size = min(shortlist, len(self.table) - 1)
         self.refresh_every = REFRESH_EVERY if len(mapping) * len(self.table) > LARGE else 1
+
+    @property
+    def wanted(self) -> Float[Tensor, "F d"]:
+        """The right row of each fact."""
+        return self.table[self.mapping]
 
     def shortlist(self, y: Float[Tensor, "F d"]) -> Shortlist:
         """Compare each output with all rows."""
@@ -124,8 +139,8 @@ def correct_readout(
     # Least squares to T has the outputs Q Q^T T: single precision meets orthonormal columns only.
     q = torch.linalg.solve_triangular(factor, phi.T, upper=False).T.to(targets.dtype).contiguous()  # (F, h)
     c = q.T @ targets  # (h, d)
-    scale = 1 / ((q @ c) * sets.table[sets.mapping]).sum(dim=1).mean()
-    c *= scale
+    score = ((q @ c) * sets.wanted).sum(dim=1).mean()
+    c = c / score if score > 0 else c
     y = ahead = q @ c
     kept, most, done, end = c, -1, 0, rounds
     while True:
