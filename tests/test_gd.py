@@ -12,10 +12,10 @@ from mlpswap.constructions.gd import (
     GradientDescentConfig,
     candidate_loss,
     default_width,
-    disturb,
     draw_batches,
     recipe,
 )
+from mlpswap.constructions.noise import disturb
 from mlpswap.embeddings import gaussian, spherical
 from mlpswap.errors import ConfigError
 

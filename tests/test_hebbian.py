@@ -200,6 +200,7 @@ def test_variant_follows_the_number_of_facts(monkeypatch):
     assert make(facts(60, 16)).report.details["variant"] == "data_dependent"
     monkeypatch.setattr(hebbian, "AUTO_FACTS", 59)
     assert make(facts(60, 16)).report.details["variant"] == "whitened"
+    assert make(facts(60, 16), margin_correct=True).report.details["variant"] == "data_dependent"
 
 
 def test_expected_accuracy_is_about_right():
@@ -223,7 +224,28 @@ def test_unknown_variant_is_refused():
         make(facts(8, 8), variant="raw")
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_margin_optimal_outputs_as_targets(seed):
+    """They replace the values in the last read-out: the plain one stores more, fitted features at h = 240 everything."""
+    arguments = facts(1024, 64, seed)
+    values, optimal = (
+        make(arguments, seed=seed + 100, variant="plain", h=1500, targets=targets).report.accuracy
+        for targets in ("values", "margin_optimal")
+    )
+    assert optimal > values
+    assert make(arguments, seed=seed + 100, h=240, targets="margin_optimal").report.accuracy == 1.0
+
+
 @pytest.mark.slow
 def test_random_features_scale():
     """F = 16,384, d = 256, h = 2816: a dozen CPU seconds."""
     assert make(facts(16_384, 256), h=2816).report.accuracy > 0.997
+
+
+@pytest.mark.slow
+def test_margin_correction_scales():
+    """F = 16,384, d = 256 among 4,000 competitors: h = 576, 442,368 parameters, a CPU minute."""
+    keys, values, mapping = facts(16_384, 256)
+    others = spherical(4000, 256, generator(5))
+    mlp = make((keys, values, mapping), h=576, margin_correct=True, competitors=others)
+    assert mlp.report.accuracy_vocabulary == 1.0

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from mlpswap.config import option
 from mlpswap.constructions.base import KINDS, FactMLP, FactMLPConfig, check_inputs, finish, stores_all
+from mlpswap.constructions.noise import disturb, noise_unit
 from mlpswap.constructions.readout import ridge_readout
 from mlpswap.embeddings import gaussian, spherical
 from mlpswap.errors import ConfigError
@@ -182,7 +183,7 @@ def train(
     plan = recipe(config, facts)
     unused = torch.ones(len(values), dtype=torch.bool, device=x.device).index_fill_(0, mapping, False)
     others = torch.cat([values[unused], competitors])  # rows that no fact wants
-    noise = config.noise * math.sqrt(d / (facts * math.log(max(facts, 2))))
+    noise = config.noise * noise_unit(facts, d)
     may_stop = config.objective == "ce" and not config.noise
     if config.objective == "mse":
         with torch.no_grad():
@@ -238,10 +239,3 @@ def draw_batches(facts: int, size: int, generator: torch.Generator) -> Iterator[
     while True:
         order = torch.randperm(facts, generator=generator, device=generator.device)
         yield from order[: facts - facts % size].split(size)  # the odd rest waits for another pass
-
-
-def disturb(x: Float[Tensor, "B d"], noise: float, generator: torch.Generator) -> Float[Tensor, "B d"]:
-    """Add uniform directions of `noise` times a row's norm, then restore the norm."""
-    norms = x.norm(dim=1, keepdim=True)
-    moved = x + noise * norms * spherical(len(x), x.shape[1], generator).to(x.device)
-    return moved * (norms / moved.norm(dim=1, keepdim=True))

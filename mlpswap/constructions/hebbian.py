@@ -1,8 +1,10 @@
 """Hebbian fact MLPs: bilinear features and a read-out in closed form; nothing is trained.
 
-    phi(x) = (A x) * (G x),   g(x) = B phi(x),   targets t_i = v_f(i)
+    phi(x) = (A x) * (G x),   g(x) = B phi(x),   targets t_i = v_f(i), or the margin-optimal output u*_f(i)
  The plain read-out adds up value times feature, fact by fact. The whitened one is the least-squares solution.
 The data-dependent MLP first fits G, then A, to the facts through the frozen plain read-out, and then whitens.
+With `margin_correct` the read-out goes on from there: each fact asks for a margin only, not for its target
+(`mlpswap.constructions.margin`), which stores the same facts with a third of the parameters.
 """
 
 import math
@@ -19,11 +21,14 @@ from torch import Tensor
 
 from mlpswap.config import option
 from mlpswap.constructions.base import FactMLP, FactMLPConfig, check_inputs, finish
+from mlpswap.constructions.margin import MarginSets, correct_readout
 from mlpswap.constructions.readout import RIDGE, ridge_readout
 from mlpswap.embeddings import gaussian, spherical
 from mlpswap.errors import ConfigError
+from mlpswap.geometry import margin_optimal_outputs
 
 VARIANTS = ("auto", "plain", "whitened", "data_dependent")
+TARGETS = ("values", "margin_optimal")
 AUTO_FACTS = 2048  # up to here fitted features take seconds; beyond, random ones: wider, but a single solve
 FLOAT32_UNKNOWNS = 8192  # fits of more than this many numbers (h d) run in float32
 
@@ -36,18 +41,33 @@ class HebbianConfig:
     variant: str = option(
         "auto",
         "plain | whitened (random features) | data_dependent (fitted features) | "
-        f"auto: data_dependent up to {AUTO_FACTS} facts, whitened beyond",
+        f"auto: data_dependent with margin_correct and up to {AUTO_FACTS} facts, else whitened",
     )
     rescale_rows: bool = option(True, "data_dependent: bring the fitted rows of G and A to norm sqrt(d)")
+    targets: str = option("values", "what outputs aim at: values | margin_optimal (mlpswap.geometry; slower)")
+    margin_correct: bool = option(False, "correct the read-out until every fact wins by a margin")
+    gamma: float = option(0.3, "margin_correct: the margin, in units of the mean right score")
+    rounds: int = option(100, "margin_correct: rounds at most")
+    extra_rounds: int = option(5, "margin_correct: rounds after every fact is stored, for wider margins")
     match_output_norm: bool = option(False, "scale B: mean output norm on the keys = mean norm of the values")
 
     def __post_init__(self) -> None:
         if self.h is not None and self.h < 1:
             raise ConfigError(f"hebbian: h must be positive or null, found {self.h}")
-        if self.variant not in VARIANTS:
+        for name, choices in (("variant", VARIANTS), ("targets", TARGETS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"hebbian: unknown {name} '{getattr(self, name)}': expected one of {', '.join(choices)}"
+                )
+        if self.margin_correct and self.variant == "plain":
             raise ConfigError(
-                f"hebbian: unknown variant '{self.variant}': expected one of {', '.join(VARIANTS)}"
+                "hebbian: margin_correct corrects the whitened read-out, not that of variant 'plain'"
             )
+        if not self.gamma > 0:
+            raise ConfigError(f"hebbian: gamma must be positive, found {self.gamma}")
+        for name in ("rounds", "extra_rounds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"hebbian: {name} must not be negative, found {getattr(self, name)}")
 
 
 class Hebbian:
@@ -70,17 +90,22 @@ class Hebbian:
         competitors: Float[Tensor, "n_c d"] | None = None,
         generator: torch.Generator,
     ) -> FactMLP:
-        """See `Construction.build`. Competitors are measured, not used: least squares asks for the value itself."""
+        """See `Construction.build`. Competitors are used by `margin_correct`, else measured: least squares asks for
+        the target itself.
+        """
         started = time.perf_counter()
         check_inputs(keys, values, mapping, competitors, homogeneous=True)
         facts, d = keys.shape
         variant = config.variant
         if variant == "auto":
-            variant = "data_dependent" if facts <= AUTO_FACTS else "whitened"
-        h = config.h or default_width(variant, facts, len(values), d)
+            fitted = facts <= AUTO_FACTS or config.margin_correct
+            variant = "data_dependent" if fitted else "whitened"
+        rest = values[:0] if competitors is None else competitors
+        rows = len(values) + (len(rest) if config.margin_correct else 0)
+        h = config.h or default_width(variant, facts, rows, d, config.margin_correct)
         norms = keys.double().norm(dim=1, keepdim=True)
         unit, table = keys.double() / norms, values.double()
-        targets = table[mapping]  # (F, d)
+        targets = desired_outputs(table, config.targets)[mapping]  # (F, d)
         a = gaussian(h, d, generator, torch.float64).to(keys.device)
         g = gaussian(h, d, generator, torch.float64).to(keys.device)
         details: dict[str, Any] = {"variant": variant, "rank": min(h, d * (d + 1) // 2)}
@@ -89,8 +114,13 @@ class Hebbian:
         else:
             a /= math.sqrt(h)
         phi = (unit @ a.T).mul_(unit @ g.T)  # (F, h)
-        b = plain_readout(phi, targets) if variant == "plain" else ridge_readout(phi, targets)
-        if variant == "whitened":
+        if variant == "plain":
+            b = plain_readout(phi, targets)
+        elif config.margin_correct:
+            b, details["correction"] = corrected_readout(phi, targets, table, mapping, rest, config)
+        else:
+            b = ridge_readout(phi, targets)
+        if variant == "whitened" and not config.margin_correct:
             details["expected_accuracy"] = expected_accuracy(facts, len(values), d, h)
         mlp = FactMLP(FactMLPConfig.of_kind("bilinear", d, h), dtype=torch.float64).to(keys.device)
         assert mlp.gate is not None
@@ -106,6 +136,28 @@ class Hebbian:
         keys = spherical(128, 32, generator)
         mapping = torch.randperm(len(keys), generator=generator)
         return {"keys": keys, "values": keys, "mapping": mapping, "config": HebbianConfig()}
+
+
+def desired_outputs(values: Float[Tensor, "n_v d"], targets: str) -> Float[Tensor, "n_v d"]:
+    """What the MLP should say for each value: itself, or the unit output that beats the others by most."""
+    if targets == "values":
+        return values
+    return margin_optimal_outputs(values).outputs * values.norm(dim=1).mean()
+
+
+def corrected_readout(
+    phi: Float[Tensor, "F h"],
+    targets: Float[Tensor, "F d"],
+    values: Float[Tensor, "n_v d"],
+    mapping: Int[Tensor, " F"],
+    competitors: Float[Tensor, "n_c d"],
+    config: HebbianConfig,
+) -> tuple[Float[Tensor, "d h"], dict[str, Any]]:
+    """`correct_readout` in float32, from and to the units of the values."""
+    sets = MarginSets(values, mapping, competitors, gamma=config.gamma)
+    wanted = sets.wanted if config.targets == "values" else (targets / sets.length).float()
+    b, details = correct_readout(phi, wanted, sets, rounds=config.rounds, extra_rounds=config.extra_rounds)
+    return b * sets.length, details
 
 
 def plain_readout(phi: Float[Tensor, "F h"], targets: Float[Tensor, "F d"]) -> Float[Tensor, "d h"]:
@@ -196,20 +248,26 @@ def conjugate_gradients(
     return x, {"iterations": count, "residual": float(residual.norm() / right.norm())}
 
 
-def default_width(variant: str, facts: int, values: int, d: int) -> int:
+def default_width(variant: str, facts: int, rows: int, d: int, margin_correct: bool = False) -> int:
     """A width with which isotropic embeddings of width d are stored completely, with some reserve.
 
     Whitened: a quarter more than where `expected_accuracy` foresees a hundredth of a single failure. Data-dependent:
     half as much, 0.6 of which would do. Wider than d (d + 1) / 2, the rank of the features, helps neither.
     Plain: 8 F, good while F is well below d^3 / 200; more facts than that it cannot store at any width.
+    With `margin_correct`: F log2(rows) bits at 0.55 bits per parameter where 0.87 can be reached (data-dependent), at
+    0.25 where 0.38 can (whitened).
     """
     if variant == "plain":
         return 8 * facts
     rank = d * (d + 1) // 2
-    enough = 1 + bisect_left(
-        range(1, facts), True, key=lambda h: facts * (1 - expected_accuracy(facts, values, d, h)) < 0.01
-    )
-    width = math.ceil(1.25 * enough * (1.0 if variant == "whitened" else 0.5))
+    if margin_correct:
+        density = 0.25 if variant == "whitened" else 0.55
+        width = math.ceil(facts * math.log2(max(rows, 2)) / (3 * d * density))
+    else:
+        enough = 1 + bisect_left(
+            range(1, facts), True, key=lambda h: facts * (1 - expected_accuracy(facts, rows, d, h)) < 0.01
+        )
+        width = math.ceil(1.25 * enough * (1.0 if variant == "whitened" else 0.5))
     return min(max(width, 16), rank)
 
 
