@@ -12,7 +12,8 @@ import torch
 
 from mlpswap import registry
 from mlpswap.constructions import FactMLP, FactMLPConfig, build_fact_mlp
-from mlpswap.constructions.base import KINDS, BuildReport, check_inputs, margins, stores_all
+from mlpswap.constructions.base import KINDS, BuildReport, margins, stores_all
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.embeddings import spherical
 from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstructionError, RegistryError
 

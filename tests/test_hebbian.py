@@ -229,11 +229,11 @@ def test_margin_optimal_outputs_as_targets(seed):
     """They replace the values in the last read-out: the plain one stores more, fitted features at h = 240 everything."""
     arguments = facts(1024, 64, seed)
     values, optimal = (
-        make(arguments, seed=seed + 100, variant="plain", h=1500, targets=targets).report.accuracy
+        make(arguments, seed=seed + 100, variant="plain", h=1500, outputs=outputs).report.accuracy
         for targets in ("values", "margin_optimal")
     )
     assert optimal > values
-    assert make(arguments, seed=seed + 100, h=240, targets="margin_optimal").report.accuracy == 1.0
+    assert make(arguments, seed=seed + 100, h=240, outputs="margin_optimal").report.accuracy == 1.0
 
 
 @pytest.mark.slow

@@ -209,10 +209,10 @@ def test_default_widths_are_smaller_and_suffice(variant, count, d):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("targets", ["values", "margin_optimal"])
+@pytest.mark.parametrize("outputs", ["values", "margin_optimal"])
 def test_published_width_stores_everything(targets, seed):
     """(d, F) = (64, 1024) in h = 88, which is 1.65 bits of look-up table per parameter."""
-    assert make(facts(1024, 64, seed), seed=seed + 100, h=88, targets=targets).report.accuracy == 1.0
+    assert make(facts(1024, 64, seed), seed=seed + 100, h=88, outputs=outputs).report.accuracy == 1.0
 
 
 @pytest.mark.slow
@@ -238,7 +238,10 @@ def test_tolerates_noise():
     ("options", "text"),
     [
         ({"variant": "plain"}, "margin_correct corrects the whitened read-out, not that of variant 'plain'"),
-        ({"targets": "best"}, "hebbian: unknown targets 'best': expected one of values, margin_optimal"),
+        (
+            {"outputs": "best"},
+            "hebbian: unknown outputs 'best': expected one of auto, values, margin_optimal",
+        ),
         ({"gamma": 0.0}, "hebbian: gamma must be positive, found 0.0"),
         ({"rounds": -1}, "hebbian: rounds must not be negative, found -1"),
     ],

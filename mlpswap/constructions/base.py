@@ -20,8 +20,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlpswap.constructions.checks import check_inputs as check_inputs
-from mlpswap.constructions.checks import some as some
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 
 logger = logging.getLogger(__name__)

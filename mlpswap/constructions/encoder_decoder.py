@@ -24,7 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.config import option
-from mlpswap.constructions.base import ACTIVATIONS, FactMLP, FactMLPConfig, check_inputs, finish
+from mlpswap.constructions.base import ACTIVATIONS, FactMLP, FactMLPConfig, finish
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.constructions.decoders import DECODERS, Decoder, Decoding, make_decoder
 from mlpswap.constructions.encoders import (
     GD_STEPS,

@@ -20,7 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.config import option
-from mlpswap.constructions.base import FactMLP, FactMLPConfig, check_inputs, finish
+from mlpswap.constructions.base import FactMLP, FactMLPConfig, finish
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.constructions.hebbian import conjugate_gradients
 from mlpswap.constructions.margin import MarginSets
 from mlpswap.constructions.noise import disturb, noise_unit
@@ -84,7 +85,7 @@ class GaussNewton:
     ) -> FactMLP:
         """See `Construction.build`."""
         started = time.perf_counter()
-        check_inputs(keys, values, mapping, competitors)
+        check_inputs(keys, values, mapping, competitors, homogeneous=True)
         facts, d = keys.shape
         rest = values[:0] if competitors is None else competitors
         h = config.h or default_width(facts, len(values) + len(rest), d)

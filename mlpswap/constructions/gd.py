@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlpswap.config import option
-from mlpswap.constructions.base import KINDS, FactMLP, FactMLPConfig, check_inputs, finish, stores_all
+from mlpswap.constructions.base import KINDS, FactMLP, FactMLPConfig, finish, stores_all
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.constructions.noise import disturb, noise_unit
 from mlpswap.constructions.readout import ridge_readout
 from mlpswap.embeddings import gaussian, spherical

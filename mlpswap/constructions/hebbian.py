@@ -20,15 +20,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.config import option
-from mlpswap.constructions.base import FactMLP, FactMLPConfig, check_inputs, finish
+from mlpswap.constructions.base import FactMLP, FactMLPConfig, finish
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.constructions.margin import MarginSets, correct_readout
+from mlpswap.constructions.outputs import OUTPUTS_HELP, check_outputs, output_rows
 from mlpswap.constructions.readout import RIDGE, ridge_readout
 from mlpswap.embeddings import gaussian, spherical
 from mlpswap.errors import ConfigError
-from mlpswap.geometry import margin_optimal_outputs
 
 VARIANTS = ("auto", "plain", "whitened", "data_dependent")
-TARGETS = ("values", "margin_optimal")
 AUTO_FACTS = 2048  # up to here fitted features take seconds; beyond, random ones: wider, but a single solve
 FLOAT32_UNKNOWNS = 8192  # fits of more than this many numbers (h d) run in float32
 
@@ -44,7 +44,7 @@ class HebbianConfig:
         f"auto: data_dependent with margin_correct and up to {AUTO_FACTS} facts, else whitened",
     )
     rescale_rows: bool = option(True, "data_dependent: bring the fitted rows of G and A to norm sqrt(d)")
-    targets: str = option("values", "what outputs aim at: values | margin_optimal (mlpswap.geometry; slower)")
+    outputs: str = option("values", OUTPUTS_HELP)
     margin_correct: bool = option(False, "correct the read-out until every fact wins by a margin")
     gamma: float = option(0.3, "margin_correct: the margin, in units of the mean right score")
     rounds: int = option(100, "margin_correct: rounds at most")
@@ -54,11 +54,11 @@ class HebbianConfig:
     def __post_init__(self) -> None:
         if self.h is not None and self.h < 1:
             raise ConfigError(f"hebbian: h must be positive or null, found {self.h}")
-        for name, choices in (("variant", VARIANTS), ("targets", TARGETS)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"hebbian: unknown {name} '{getattr(self, name)}': expected one of {', '.join(choices)}"
-                )
+        if self.variant not in VARIANTS:
+            raise ConfigError(
+                f"hebbian: unknown variant '{self.variant}': expected one of {', '.join(VARIANTS)}"
+            )
+        check_outputs("hebbian", self.outputs)
         if self.margin_correct and self.variant == "plain":
             raise ConfigError(
                 "hebbian: margin_correct corrects the whitened read-out, not that of variant 'plain'"
@@ -105,7 +105,9 @@ class Hebbian:
         h = config.h or default_width(variant, facts, rows, d, config.margin_correct)
         norms = keys.double().norm(dim=1, keepdim=True)
         unit, table = keys.double() / norms, values.double()
-        targets = desired_outputs(table, config.targets)[mapping]  # (F, d)
+        outputs = output_rows(table, mapping, config.outputs)
+        length = table.norm(dim=1).mean() if outputs.kind == "margin_optimal" else 1.0  # those are unit rows
+        targets = length * outputs.rows[mapping]  # (F, d)
         a = gaussian(h, d, generator, torch.float64).to(keys.device)
         g = gaussian(h, d, generator, torch.float64).to(keys.device)
         details: dict[str, Any] = {"variant": variant, "rank": min(h, d * (d + 1) // 2)}
@@ -117,7 +119,12 @@ class Hebbian:
         if variant == "plain":
             b = plain_readout(phi, targets)
         elif config.margin_correct:
-            b, details["correction"] = corrected_readout(phi, targets, table, mapping, rest, config)
+            sets = MarginSets(table, mapping, rest, gamma=config.gamma)
+            start = sets.wanted if outputs.kind == "values" else (targets / sets.length).float()
+            b, details["correction"] = correct_readout(
+                phi, start, sets, rounds=config.rounds, extra_rounds=config.extra_rounds
+            )
+            b *= sets.length  # back to the units of the values
         else:
             b = ridge_readout(phi, targets)
         if variant == "whitened" and not config.margin_correct:
@@ -136,28 +143,6 @@ class Hebbian:
         keys = spherical(128, 32, generator)
         mapping = torch.randperm(len(keys), generator=generator)
         return {"keys": keys, "values": keys, "mapping": mapping, "config": HebbianConfig()}
-
-
-def desired_outputs(values: Float[Tensor, "n_v d"], targets: str) -> Float[Tensor, "n_v d"]:
-    """What the MLP should say for each value: itself, or the unit output that beats the others by most."""
-    if targets == "values":
-        return values
-    return margin_optimal_outputs(values).outputs * values.norm(dim=1).mean()
-
-
-def corrected_readout(
-    phi: Float[Tensor, "F h"],
-    targets: Float[Tensor, "F d"],
-    values: Float[Tensor, "n_v d"],
-    mapping: Int[Tensor, " F"],
-    competitors: Float[Tensor, "n_c d"],
-    config: HebbianConfig,
-) -> tuple[Float[Tensor, "d h"], dict[str, Any]]:
-    """`correct_readout` in float32, from and to the units of the values."""
-    sets = MarginSets(values, mapping, competitors, gamma=config.gamma)
-    wanted = sets.wanted if config.targets == "values" else (targets / sets.length).float()
-    b, details = correct_readout(phi, wanted, sets, rounds=config.rounds, extra_rounds=config.extra_rounds)
-    return b * sets.length, details
 
 
 def plain_readout(phi: Float[Tensor, "F h"], targets: Float[Tensor, "F d"]) -> Float[Tensor, "d h"]:

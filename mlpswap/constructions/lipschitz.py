@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mlpswap.constructions.base import FactMLP, check_inputs, value_and_slope
+from mlpswap.constructions.base import FactMLP, value_and_slope
+from mlpswap.constructions.checks import check_inputs
 
 NUMBERS = 2**23  # of the products V B diag(.) held at once
 

@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.config import option
-from mlpswap.constructions.base import FactMLP, FactMLPConfig, check_inputs, finish, some
+from mlpswap.constructions.base import FactMLP, FactMLPConfig, finish
+from mlpswap.constructions.checks import check_inputs, some
 from mlpswap.constructions.outputs import OUTPUTS_HELP, check_outputs, distinct, output_rows
 from mlpswap.embeddings import spherical
 from mlpswap.errors import ConfigError, InfeasibleConstructionError, NotDecodableError

@@ -25,13 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.config import option
-from mlpswap.constructions.base import (
-    ACTIVATIONS,
-    FactMLP,
-    FactMLPConfig,
-    check_inputs,
-    finish,
-)
+from mlpswap.constructions.base import ACTIVATIONS, FactMLP, FactMLPConfig, finish
+from mlpswap.constructions.checks import check_inputs
 from mlpswap.constructions.outputs import OUTPUTS_HELP, check_outputs, distinct, output_rows
 from mlpswap.embeddings import gaussian, spherical
 from mlpswap.errors import ConfigError
