@@ -114,6 +114,12 @@ def test_weights_that_leave_their_dtype_are_refused():
         build_fact_mlp(keys.double() * 1e-160, values, mapping, "gd", generator=generator())
 
 
+@pytest.mark.parametrize("width", [1.5, "8", None])
+def test_a_width_is_a_whole_number(width, unchecked):
+    with pytest.raises(ConfigError, match=f"positive widths: found d = 4, h = {width!r}"):
+        FactMLPConfig(4, width)
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_an_mlp_can_be_sent_to_another_process(kind):
     mlp = FactMLP(FactMLPConfig.of_kind(kind, 4, 6))

@@ -230,7 +230,7 @@ def test_margin_optimal_outputs_as_targets(seed):
     arguments = facts(1024, 64, seed)
     values, optimal = (
         make(arguments, seed=seed + 100, variant="plain", h=1500, outputs=outputs).report.accuracy
-        for targets in ("values", "margin_optimal")
+        for outputs in ("values", "margin_optimal")
     )
     assert optimal > values
     assert make(arguments, seed=seed + 100, h=240, outputs="margin_optimal").report.accuracy == 1.0

@@ -210,7 +210,7 @@ def test_default_widths_are_smaller_and_suffice(variant, count, d):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outputs", ["values", "margin_optimal"])
-def test_published_width_stores_everything(targets, seed):
+def test_published_width_stores_everything(outputs, seed):
     """(d, F) = (64, 1024) in h = 88, which is 1.65 bits of look-up table per parameter."""
     assert make(facts(1024, 64, seed), seed=seed + 100, h=88, outputs=outputs).report.accuracy == 1.0
 

@@ -82,6 +82,8 @@ class StrictCheckpoints:
         """
         if not is_main_process:
             return
+        if not os.fspath(save_directory):
+            raise RunFolderError("the model cannot be saved: the name of the folder is empty")
         tensors = dict(self.state_dict() if state_dict is None else state_dict)  # type: ignore[attr-defined]
         if self.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)

@@ -66,7 +66,7 @@ class Vocabulary:
     @classmethod
     def ssfr(cls, facts: FactSet, junk: int = 16) -> "Vocabulary":
         """[keys, values, junk words "j0", "j1", ...], without special tokens; the first junk word pads."""
-        check_count("junk", junk, 1)  # the first of them pads
+        check_count("junk", junk, 1)
         words = [f"j{i}" for i in range(junk)]
         return cls(tuple(_entries((KEY, facts.keys), (VALUE, facts.values), (WORD, words))))
 
