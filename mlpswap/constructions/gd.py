@@ -110,7 +110,9 @@ def default_width(config: GradientDescentConfig, facts: int, rows: int, d: int) 
 
 
 class GradientDescent:
-    """MLPs of every kind, trained by gradient descent: the fewest parameters.
+    """Trained by gradient descent, every kind of MLP (arXiv 2512.00207, A.1.3; recipe ours). Parameters 3 d h gated,
+    2 d h + h else; h about F log2(F) / (6 d) at 2 bits a parameter, three times that by default. Keys and values: any.
+    Use it for the fewest parameters, and with noise inside a host.
 
     Trains in float32 on the device of the keys. Only bilinear MLPs ignore the length of a key; the others are
     built for the lengths given. The mean lengths of keys and values are divided out first, so that units do not

@@ -69,7 +69,12 @@ class NeuralTangentKernelConfig:
 
 
 class NeuralTangentKernel:
-    """Random gated MLPs whose A is a sum over facts; float64 until the last cast."""
+    """Hermite features from the neural tangent kernel (arXiv 2412.06538, theorem 9). Parameters 3 d h, h about
+    F log(F d) / (rho^2 d) with a large constant. Keys: random directions, about one length; values: decodable. Use it to
+    study the theory, not to save parameters.
+
+    Float64 until the last cast.
+    """
 
     name = "ntk"
     Config = NeuralTangentKernelConfig
