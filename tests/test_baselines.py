@@ -44,6 +44,15 @@ def change_of(result):
     return change.new["down.weight"] - change.old["down.weight"]
 
 
+@pytest.mark.parametrize("name", ["swap", "memit", "alphaedit", "ft"])
+def test_edits_are_made_together(bench, name):
+    """ROME's rank-one edits interfere already here, as its documentation says."""
+    result = bench.edit(name)
+    result.patch.apply(bench.model)
+    assert bench.answers(bench.wanted) == list(bench.wanted.values())
+    assert result.diagnostics["edited"] == list(bench.wanted)
+
+
 def test_published_grids():
     """108, 81 and 54 settings; the released code and the paper differ in AlphaEdit's clips alone."""
     grids = {
