@@ -12,7 +12,7 @@ GROUPS = {"construction": registry.CONSTRUCTIONS, "editor": registry.EDITORS}
 
 
 def examined(config: pytest.Config) -> dict[str, list[registry.Entry]]:
-    """Entries by kind. What was asked for by name and cannot be had ends the session with one sentence."""
+    """Entries by kind. What was asked for by name and cannot be had is told in one sentence."""
     asked = {kind: config.getoption(f"mlpswap_{kind}", default=[]) for kind in GROUPS}
     entries = {kind: list(registry.entries(group)) for kind, group in GROUPS.items()}
     if not any(asked.values()):
@@ -22,7 +22,7 @@ def examined(config: pytest.Config) -> dict[str, list[registry.Entry]]:
             for name in names:
                 registry.get(GROUPS[kind], name)
     except RegistryError as error:
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        raise pytest.Collector.CollectError(str(error)) from error
     return {kind: [entry for entry in entries[kind] if entry.name in asked[kind]] for kind in GROUPS}
 
 
