@@ -167,6 +167,7 @@ def test_recipe_depends_on_the_number_of_facts():
     assert numbers(2048) == (400, 2e-2, 2048, 0)
     assert numbers(2048, noise=1.0) == (600, 2e-2, 2048, 0)
     assert numbers(2049) == (500, 1e-2, 2048, 50)
+    assert numbers(8193) == (500, 3e-3, 2048, 50)
     assert numbers(5000, objective="mse") == (300, 3e-3, 1024, 0)
     assert numbers(300, batch_size=100, steps=7, learning_rate=0.1) == (7, 0.1, 100, 50)
 
@@ -233,6 +234,7 @@ def test_published_widths_train(kind, h, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_large_sets_fit_beside_a_vocabulary():
     """F = 16,384 in h = 512 against as many competitors: two CPU minutes, tolerant of noise."""
     draw = generator()
