@@ -36,7 +36,7 @@ def weights_of(entry: Entry, config: Any) -> list[Tensor]:
 
 
 def test_has_the_interface_and_a_description(entry: Entry) -> None:
-    """`mlpswap list` shows the first line of its docstring."""
+    """`mlpswap list` shows the first paragraph of its docstring."""
     thing = entry.load()
     assert isinstance(thing, Editor if entry.group == EDITORS else Construction)
     assert thing.name == entry.name
