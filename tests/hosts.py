@@ -1,13 +1,10 @@
 """Small hosts for tests, with random fact MLPs, so that no construction is needed to make one."""
 
-from dataclasses import replace
-
 import torch
 
-from mlpswap.constructions.base import FactMLP, FactMLPConfig
 from mlpswap.facts import FactSet
 from mlpswap.model import MlpSwapConfig, MlpSwapForCausalLM, Vocabulary, build_host
-from mlpswap.randomness import generator
+from mlpswap.testing.hosts import random_mlp
 
 FACTS = FactSet.from_pairs(
     [
@@ -19,19 +16,6 @@ FACTS = FactSet.from_pairs(
     ]
 )
 WORDS = ("The", "writer", "of", "is", ",", "by", "wrote")
-
-
-def random_mlp(
-    kind: str = "swiglu", d: int = 16, h: int = 24, seed: int = 0, dtype=torch.float32, *, output_bias=False
-) -> FactMLP:
-    """Normal weights, with outputs of length about one on keys of length one."""
-    config = replace(FactMLPConfig.of_kind(kind, d, h), output_bias=output_bias)
-    mlp, source = FactMLP(config, dtype=dtype), generator(seed, "mlp")
-    with torch.no_grad():
-        for parameter in mlp.parameters():
-            parameter.normal_(0, 1, generator=source)
-        mlp.down.weight.mul_((d * h) ** -0.5)
-    return mlp
 
 
 def small_host(

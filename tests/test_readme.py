@@ -46,6 +46,8 @@ def _run(command: str) -> None:
         if words[0] == "torchrun":
             progress = next(Path("runs/ssfr_two/checkpoints").glob("step_*")) / "progress.json"
             assert '"processes": 2' in progress.read_text()
+    elif words[0] == "pytest":  # run in tests/test_plugin_example.py, where the editor is installed
+        assert words[1:] == ["--pyargs", "mlpswap.testing", "--editor", "nudge"]
     else:
         assert words[0] == "mlpswap", command
         assert main(words[1:] + (LESS if words[1] == "benchmark" else [])) == 0
@@ -100,7 +102,8 @@ def test_the_readmes_editor_edits(place, capsys):
     model = MlpSwapForCausalLM.from_pretrained(place / "runs/books_tiny/model")
     adapter = HostAdapter(model)
     request = adapter.request("The writer of {book} is", "Emma", "Mary Shelley")
-    result = snippets["Nudge"]().edit(adapter, [request], snippets["NudgeConfig"]())
+    editor = snippets["Nudge"]()
+    result = editor.edit(adapter, [request], editor.Config(**editor.example(None)))
     before = model.fact_mlp.down.weight.clone()
     assert not torch.equal(patched_fact_mlp(model, result.patch).down.weight, before)
     result.patch.apply(model)

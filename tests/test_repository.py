@@ -13,7 +13,7 @@ SOURCES = sorted([*(ROOT / "mlpswap").rglob("*.py"), *(ROOT / "baselines").rglob
 FLOW = [
     "errors", "randomness", "config", "runs", "registry", "facts", "readers", "embeddings", "whitening", "min_norm",
     "geometry", "constructions", "stores", "cost", "model", "tasks", "metrics", "training", "editing", "benchmark",
-    "report",
+    "report", "testing",
 ]  # fmt: skip
 ENTRIES = {"__init__", "cli", "train", "commands"}
 

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
@@ -155,8 +156,13 @@ class HostAdapter:
             return torch.cat([self.model.head(part).argmax(dim=1) for part in y.split(self.chunk)])
 
     def objective(self, requests: Sequence[EditRequest], site: int) -> Objective:
-        """In the model's dtype, but at least float32."""
+        """In the model's dtype, but at least float32. Raises `RequestError` where the mixture is shut to the fact MLP."""
         rows, output = self.rows(self.prompts(requests)), self.outputs(self.prompts(requests), site)
+        for request in compress(requests, (rows.gate == 0).tolist()):
+            raise RequestError(
+                f"request '{printable(request.id)}': the edited token has no influence on the prediction: "
+                "the mixture is shut to the fact MLP there"
+            )
         own = output.dtype
         working = torch.promote_types(own, torch.float32)
         targets = torch.tensor([request.target_ids[0] for request in requests], device=output.device)
