@@ -55,6 +55,15 @@ VERBS: dict[str, Verb] = {
     "swap": Verb(
         "put a fact MLP for changed facts into a trained host",
         "mlpswap.commands.config:SwapConfig", "mlpswap.commands.swap:swap", ("overwrite",)),
+    "edit": Verb(
+        "change facts of a trained host with any editor",
+        "mlpswap.commands.config:EditConfig", "mlpswap.commands.edit:edit", ("overwrite",)),
+    "apply": Verb(
+        "put a saved patch into a trained host",
+        "mlpswap.commands.config:PatchConfig", "mlpswap.commands.patches:apply", ("overwrite",)),
+    "undo": Verb(
+        "take a saved patch off a trained host again",
+        "mlpswap.commands.config:PatchConfig", "mlpswap.commands.patches:undo", ("overwrite",)),
     "ask": Verb(
         "complete one prompt",
         "mlpswap.commands.config:AskConfig", "mlpswap.commands.ask:ask", main="prompt"),

@@ -16,7 +16,7 @@ from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
 from mlpswap.tasks import Task, books_task
 
-SENTENCES = "the benchmark edits sentences: {} is a host of SSFR, which has none"
+SENTENCES = "editors work on sentences: {} is a host of SSFR, which has none"
 LANGUAGE_PROMPTS = 2048  # prompts on which the tokens that are no facts are measured
 
 
