@@ -70,6 +70,9 @@ VERBS: dict[str, Verb] = {
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
         "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
+    "sequential": Verb(
+        "edit a trained host batch after batch and see what remains",
+        "mlpswap.benchmark.config:SequentialConfig", "mlpswap.commands.sequential:sequential", ("resume", "overwrite")),
     "cost": Verb(
         "find how many parameters each construction needs",
         "mlpswap.cost.config:CostConfig", "mlpswap.cost.run:cost", ("resume", "overwrite")),

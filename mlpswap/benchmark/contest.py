@@ -24,6 +24,7 @@ from mlpswap.editing.evaluation import (
     PROBES,
     SCORER,
     Probes,
+    language_losses,
     nonfact_change,
     outcomes,
     patched_fact_mlp,
@@ -138,8 +139,7 @@ def compete(
     mlp = None
     try:
         with plug_in(f"{label} failed"):
-            if base.was_changed():
-                raise ConfigError("it changed the model itself, where an editor returns a patch")
+            base.require_unchanged()
             if best:
                 mlp = patched_fact_mlp(base.model, best["oracle"][2])
                 save_patch(best["oracle"][2], file)
@@ -221,7 +221,7 @@ def blank_row(exam: Exam, label: str, config: Any) -> Row:
     split = exam.split
     return {
         "editor": label,
-        "setting": json.loads(json.dumps(to_plain(config), default=str)),
+        "setting": plain_setting(config),
         "protocol": PROTOCOL,
         "scorer": SCORER,
         "seed": exam.seed,
@@ -236,6 +236,11 @@ def blank_row(exam: Exam, label: str, config: Any) -> Row:
     }
 
 
+def plain_setting(config: Any) -> dict[str, Any]:
+    """An editor's options as JSON holds them."""
+    return json.loads(json.dumps(to_plain(config), default=str))
+
+
 def failure(exam: Exam, label: str, config: Any, error: Exception) -> Row:
     """The row of a setting that has no scores, and why."""
     reason = printable(str(error))
@@ -248,7 +253,7 @@ def close_up(base: Base, exam: Exam, row: Row, patch: Patch, selection: str) -> 
     mlp = patched_fact_mlp(base.model, patch)
     among = exam.split.reported if selection == "selected" else None
     measured = scores(exam.probes, outcomes(base.model, mlp, exam.probes, PROBES), among)
-    change = nonfact_change(base.model, base.model.fact_mlp, mlp, base.language)
+    change = nonfact_change(base.language, base.losses, language_losses(base.model, mlp, base.language))
     return row | measured | change | {"selection": selection}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from mlpswap.commands.changes import SHOWN, asked_templates, compare, leave, tell, wanted_changes
 from mlpswap.commands.config import EditConfig
-from mlpswap.config import to_plain
 from mlpswap.errors import RequestError
 from mlpswap.facts import counted, printable
 
@@ -19,7 +18,7 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     import torch
 
     from mlpswap.benchmark.base import the_task
-    from mlpswap.benchmark.contest import checked_result, refusals, settings_of, with_ridge
+    from mlpswap.benchmark.contest import checked_result, plain_setting, refusals, settings_of, with_ridge
     from mlpswap.benchmark.splits import Edits, preserved_statistics, requests_of
     from mlpswap.editing import HostAdapter
     from mlpswap.model.find import load_host
@@ -52,7 +51,7 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
             raise RequestError(f"nothing was edited: {next(iter(refused.values()))}")
         rows, metrics = compare(model, result.patch.apply, after)
         rows = [row | {"refused": refused.get(row["key"])} for row in rows]
-        more = {"setting": to_plain(setting), "refused": refused, "notes": notes}
+        more = {"setting": plain_setting(setting), "refused": refused, "notes": notes}
         leave(folder, "edit", config, model, result.patch, rows, metrics, began, **more)
     tell(result.patch, rows, metrics, folder)
     for key, reason in islice(refused.items(), SHOWN):
