@@ -132,7 +132,7 @@ def test_a_zero_key(bench, name):
     assert len(result.patch.altered) == (2 if name == "rome" else 3)
 
 
-@pytest.mark.parametrize("name", ["rome", "memit", "ft"])
+@pytest.mark.parametrize("name", ["rome", "ft"])
 def test_editors_without_a_state_refuse_one(bench, name):
     editor = registry.get(registry.EDITORS, name)
     config = build_options(editor.Config, editor.example(generator(0)), name)
