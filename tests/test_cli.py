@@ -191,6 +191,17 @@ def test_overwrite_loses_nothing_when_the_new_run_cannot_start(trained, tmp_path
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
 
 
+def test_each_construction_says_in_a_line_what_one_chooses_by(capsys):
+    """Source, parameters, hidden size, what it assumes, when to use it."""
+    assert main(["list", "constructions"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "[built-in" in line]
+    assert len(lines) == 6
+    for line in lines:
+        assert "arXiv" in line or "(ours)" in line
+        for word in ("Parameters", "h ", "Keys", "alues", "Use it"):
+            assert word in line, (word, line)
+
+
 def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):
     """The altered fact is answered by the model on disk; the patch undoes it; the source run is untouched."""
     from mlpswap.model import MlpSwapForCausalLM, Patch

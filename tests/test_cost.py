@@ -14,6 +14,7 @@ from mlpswap.cost.pool import run_searches
 from mlpswap.cost.probe import Cell, accuracy, build_and_measure, fact_bits, rounded, values_of
 from mlpswap.cost.search import smallest_size, verify
 from mlpswap.embeddings import spherical
+from mlpswap.report.cost import cost_picture
 
 SMALL = ["facts=[48]", "d=[16]", "seeds=[0, 1]", "workers=2"]
 WHITENED = "{construction: hebbian, label: whitened, options: {variant: whitened}}"
@@ -175,6 +176,27 @@ def test_rounding_is_to_the_format_it_says():
                 assert torch.allclose(levels, levels.round(), atol=1e-3)
                 assert levels.abs().max() <= 127.01
     assert accuracy(rounded(mlp, "float32"), keys, keys, mapping) == 1.0
+
+
+@pytest.mark.parametrize("counts", [[64], [64, 128, 1024]])
+def test_pictures_have_plain_numbers_on_their_axes(counts):
+    """matplotlib writes logarithmic ticks in its own markup, which the report does not parse."""
+    rows = [
+        {
+            "construction": "gd <b>",
+            "facts": n,
+            "d": 16,
+            "kappa": 0.0,
+            "alpha": 0.0,
+            "size": 3,
+            "parameters": 9 * n,
+        }
+        for n in counts
+    ]
+    picture = cost_picture(rows)
+    assert "mathdefault" not in picture.svg
+    assert "gd &lt;b&gt;" in picture.svg
+    assert cost_picture([row | {"size": None} for row in rows]) is None
 
 
 def test_the_information_in_a_bijection():

@@ -166,7 +166,8 @@ def test_recipe_depends_on_the_number_of_facts():
 
     assert numbers(2048) == (400, 2e-2, 2048, 0)
     assert numbers(2048, noise=1.0) == (600, 2e-2, 2048, 0)
-    assert numbers(2049) == (500, 3e-3, 2048, 50)
+    assert numbers(2049) == (500, 1e-2, 2048, 50)
+    assert numbers(8193) == (500, 3e-3, 2048, 50)
     assert numbers(5000, objective="mse") == (300, 3e-3, 1024, 0)
     assert numbers(300, batch_size=100, steps=7, learning_rate=0.1) == (7, 0.1, 100, 50)
 
@@ -217,6 +218,23 @@ def test_options_out_of_range_are_refused(options, text):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_in_batch_negatives_find_small_widths(seed):
+    """F = 4096, d = 128 in h = 72, which is 1.8 bits per parameter: half a CPU minute."""
+    assert train(facts(4096, 128, seed), seed=seed + 100, h=72, kind="bilinear").report.accuracy == 1.0
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(("kind", "h"), [("swiglu", 28), ("bilinear", 28), ("relu", 60), ("gelu", 48)])
+def test_published_widths_train(kind, h, seed):
+    """(d, F) = (64, 1024): a little above the smallest sizes that were found, 1.3 to 1.9 bits per parameter."""
+    assert train(facts(1024, 64, seed), seed=seed + 100, kind=kind, h=h).report.accuracy == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_large_sets_fit_beside_a_vocabulary():
     """F = 16,384 in h = 512 against as many competitors: two CPU minutes, tolerant of noise."""
     draw = generator()

@@ -243,6 +243,7 @@ def test_random_features_scale():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_margin_correction_scales():
     """F = 16,384, d = 256 among 4,000 competitors: h = 576, 442,368 parameters, a CPU minute."""
     keys, values, mapping = facts(16_384, 256)

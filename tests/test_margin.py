@@ -223,6 +223,13 @@ def test_smallest_widths(variant, h, seed):
     assert make(facts(1024, 64, seed), seed=seed + 100, variant=variant, h=h).report.accuracy == 1.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_scales(seed):
+    """F = 4096, d = 128 in h = 160 fitted features, 0.8 bits per parameter: ten CPU seconds."""
+    assert make(facts(4096, 128, seed), seed=seed + 100, h=160).report.accuracy == 1.0
+
+
 def test_tolerates_noise():
     """Keys moved by one unit sqrt(d / (F ln F)) are all recalled at h = 96, thanks to the extra rounds."""
     keys, values, mapping = facts(1024, 64)

@@ -18,14 +18,14 @@ def list_things(config: ListConfig, **_: Any) -> None:
 def _registered(group: str) -> None:
     for entry in entries(group):
         problem = entry.problem()
-        text = f"BROKEN: {problem}" if problem else _first_line(type(entry.load()).__doc__)
+        text = f"BROKEN: {problem}" if problem else _first_paragraph(type(entry.load()).__doc__)
         print(printable(f"{entry.name:12} [{entry.origin}, {entry.distribution} {entry.version}] {text}"))
         for other in entry.shadowed:
             print(printable(f"{'':12} ({other} offers the same name and is ignored)"))
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n")[0]
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())
 
 
 def _constructions() -> None:

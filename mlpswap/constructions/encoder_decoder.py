@@ -86,7 +86,12 @@ class EncoderDecoderConfig:
 
 
 class EncoderDecoder:
-    """Short codes in the middle; float64 until the last cast, trained parts float32."""
+    """Keys to short codes, codes to outputs (arXiv 2512.00207, section 4). Parameters 3 d h, or 2 d h + m d before
+    merging; h = 1.1 m F / d with the exact encoder, m about log(F) / rho^2. Keys: in general position; values: decodable.
+    Use it for exactness with a proof, and to see what a code costs; it bears little noise.
+
+    Float64 until the last cast, trained parts float32.
+    """
 
     name = "encoder_decoder"
     Config = EncoderDecoderConfig

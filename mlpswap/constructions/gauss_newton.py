@@ -63,7 +63,9 @@ class GaussNewtonConfig:
 
 
 class GaussNewton:
-    """Bilinear MLPs, fitted to margins by a second-order method.
+    """Bilinear MLPs fitted to margins by a second-order method (ours). Parameters 3 d h, h about
+    F log2(F) / (6 d) at 1.9 bits a parameter, twice that by default. Keys: no two on one line through the origin; values: any.
+    Use it for as few parameters as gradient descent needs, without a learning rate.
 
     Computes in float32 on the device of the keys. Only the directions of keys matter, since bilinear features are
     homogeneous.

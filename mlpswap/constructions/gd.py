@@ -86,7 +86,9 @@ def recipe(config: GradientDescentConfig, facts: int) -> Recipe:
     elif facts <= (config.batch_size or 2048):
         chosen = Recipe(steps=600 if config.noise else 400, learning_rate=2e-2, batch_size=2048)
     else:
-        chosen = Recipe(steps=500, learning_rate=3e-3, batch_size=2048, warmup=50)
+        # 1e-2 makes 4,096 facts more tolerant of noise in the same steps, but leaves 0.5 % of 16,384 behind.
+        rate = 1e-2 if facts <= 8192 else 3e-3
+        chosen = Recipe(steps=500, learning_rate=rate, batch_size=2048, warmup=50)
     return Recipe(
         config.steps or chosen.steps,
         config.learning_rate or chosen.learning_rate,
@@ -110,7 +112,9 @@ def default_width(config: GradientDescentConfig, facts: int, rows: int, d: int) 
 
 
 class GradientDescent:
-    """MLPs of every kind, trained by gradient descent: the fewest parameters.
+    """Trained by gradient descent, every kind of MLP (arXiv 2512.00207, A.1.3; recipe ours). Parameters 3 d h gated,
+    2 d h + h else; h about F log2(F) / (6 d) at 2 bits a parameter, three times that by default. Keys and values: any.
+    Use it for the fewest parameters, and with noise inside a host.
 
     Trains in float32 on the device of the keys. Only bilinear MLPs ignore the length of a key; the others are
     built for the lengths given. The mean lengths of keys and values are divided out first, so that units do not

@@ -44,7 +44,12 @@ class NaiveConfig:
 
 
 class Naive:
-    """One ReLU neuron per different key, float64 until the last cast."""
+    """One ReLU neuron per key (arXiv 2512.00207, section 4, the baseline). Parameters 2 d F + F, h = F. Keys: none in
+    the convex hull of the others, as different keys of one length are; values: any. Use it as the yardstick, or for a
+    few facts that must be exact.
+
+    Float64 until the last cast.
+    """
 
     name = "naive"
     Config = NaiveConfig

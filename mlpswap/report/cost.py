@@ -98,6 +98,9 @@ def _curves(rows: Rows) -> Picture:
             bound = [fewest(count, bits) for count in facts]
             axes.plot(facts, bound, color=INK, linestyle=dash, linewidth=1, label=f"log2(F!) at {text}")
         axes.set(xscale="log", yscale="log", xlabel="facts F", ylabel="parameters")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xticks(facts, [number(count) for count in facts])
+        axes.minorticks_off()
         drawn.legend(loc="outside upper center", ncols=2)
         ends = "; ".join(f"{name}: {number(points[-1]['parameters'])}" for name, points in series.items())
         return picture(
@@ -128,6 +131,8 @@ def _bars(rows: Rows) -> Picture:
                 label=f"log2(F!) at {text}",
             )
         axes.set(xscale="log", xlabel="parameters")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.minorticks_off()
         axes.set_xlim(right=4 * rows[0]["parameters"])
         axes.set_yticks(places, names)
         axes.grid(axis="y", visible=False)
