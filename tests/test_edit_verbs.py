@@ -133,3 +133,16 @@ def test_a_refused_request_is_reported_and_the_others_are_carried_out(
     assert [row["refused"] for row in results["rows"]] == ["not this one", None]
     assert _model(folder).facts.value_of(first) == _model(trained).facts.value_of(first)
     assert _model(folder).facts.value_of(second) == pairs[second]
+
+
+def test_a_request_for_what_is_known_is_counted(trained, tmp_path, capsys, pairs):
+    known = dict(list(_model(trained).facts.pairs())[5:6])
+    words = [
+        "edit",
+        f"model={trained}",
+        f"changes={json.dumps(pairs | known)}",
+        f"output_dir={tmp_path / 'new'}",
+    ]
+    assert main([*words, "editor.name=rome", *STRONG]) == 0
+    assert "note: 1 request asked for what is known already" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "new" / "results.json").read_text())["rows"]) == 2

@@ -64,10 +64,12 @@ def _scores(rows):
     return [row | {"seconds": None, "mode": None} for row in rows]
 
 
-def test_batches_are_disjoint_until_the_facts_run_out(task):
-    steps = make_steps(task, config())
+@pytest.mark.parametrize("size", [4, 1])
+def test_batches_are_disjoint_until_the_facts_run_out(task, size):
+    """Every edit changes its fact, also where a batch is a single one (lifelong editing)."""
+    steps = make_steps(task, config(batches=12 // size, size=size))
     parts = [set(step.altered.tolist()) for step in steps]
-    assert [len(part) for part in parts] == [4, 4, 4]
+    assert all(len(part) == size for part in parts)
     assert len(set().union(*parts)) == 12
     assert not set().union(*parts) & set(steps[0].preserved.tolist())
     before = task.facts

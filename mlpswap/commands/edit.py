@@ -47,6 +47,8 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
             )
             checked_result(model, result)
             refused, notes = refusals(result)
+        if same := len(changes) - len(before.changed(after)):
+            notes.append(f"{counted(same, 'request')} asked for what is known already")
         if refused and not result.patch.changes:
             raise RequestError(f"nothing was edited: {next(iter(refused.values()))}")
         rows, metrics = compare(model, result.patch.apply, after)
