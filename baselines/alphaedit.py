@@ -20,7 +20,6 @@ from mlpswap.config import option
 from mlpswap.editing import (
     ClippedConfig,
     ClosedFormEditor,
-    EditorState,
     Statistics,
     SymmetricFactor,
     Writer,
@@ -107,6 +106,7 @@ class AlphaEdit(ClosedFormEditor):
     name = "alphaedit"
     Config = AlphaEditConfig
     writer_fields = ("null_threshold", "null_energy", "null_of", "l2")
+    carries_keys = True
 
     def writer(
         self,
@@ -132,12 +132,6 @@ class AlphaEdit(ClosedFormEditor):
         X = alphaedit_writer(keys, Q, config.l2, cache)
         figures = {"null_dimension": Q.shape[1], "null_energy": energy}
         return Writer(X, torch.zeros(N, dtype=torch.bool), notes=notes, figures=figures)
-
-    def next_state(self, state: EditorState | None, site: int, keys: Tensor) -> EditorState:
-        """Keys come before the edited weight, so that those after the edit are those before."""
-        caches = dict(state.caches) if state else {}
-        caches[site] = keys @ keys.T + caches.get(site, 0.0)
-        return EditorState(caches)
 
     def grid(self, preset: str = "released") -> list[dict[str, Any]]:
         """The 81 published settings, whose clips differ between the released code and the paper."""

@@ -4,6 +4,8 @@ single-layer protocol of arXiv 2512.00207, A.3.4.
 With edited keys K1, wanted changes R and the mean second moment C0 of preserved keys weighed by lambda:
 
     Delta = argmin ||Delta K1 - R||^2 + lambda tr(Delta C0 Delta^T) = R K1^T (lambda C0 + K1 K1^T)^-1
+
+With a cache Kp Kp^T of keys edited before, these are weighed against as well: it is added inside the inverse.
 """
 
 from dataclasses import dataclass
@@ -35,20 +37,26 @@ def memit_delta(
     lam: float,
     *,
     on_singular: str = "pinv",
+    cache: Float[Tensor, "h h"] | None = None,
 ) -> Float[Tensor, "d h"]:
-    """R K1^T (lam C0 + K1 K1^T)^-1, float64. For a singular system the least-norm solution by default: K1
+    """R K1^T (lam C0 + K1 K1^T + cache)^-1, float64. For a singular system the least-norm solution by default: K1
     lies in its range, so that is well defined. lam = 0 needs N <= h.
     """
-    return exact(R) @ memit_factor(K1, C0, lam, on_singular).solve(K1).T
+    return exact(R) @ memit_factor(K1, C0, lam, on_singular, cache).solve(K1).T
 
 
-def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> SymmetricFactor:
-    """lam C0 + K1 K1^T, factored. Raises `ConfigError` for a lam that cannot be."""
+def memit_factor(
+    K1: Tensor, C0: Tensor, lam: float, on_singular: str, cache: Tensor | None = None
+) -> SymmetricFactor:
+    """lam C0 + K1 K1^T + cache, factored. Raises `ConfigError` for a lam that cannot be."""
     K1 = exact(K1)
     h, N = K1.shape
     if lam < 0 or (lam == 0 and h < N):
         raise ConfigError(f"lam must be positive, or 0 with at most {h} edits: found {lam} with {N} edits")
-    return SymmetricFactor(lam * exact(C0) + K1 @ K1.T, on_singular=on_singular, name="lam C0 + K1 K1^T")
+    system = lam * exact(C0) + K1 @ K1.T
+    if cache is not None:
+        system += exact(cache)
+    return SymmetricFactor(system, on_singular=on_singular, name="lam C0 + K1 K1^T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class MemitConfig(ClippedConfig):
 
     lam: float = option(1.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
     on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
+    cache: bool = option(False, "weigh against the keys of earlier batches too, in sequential editing")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,11 +75,12 @@ class MemitConfig(ClippedConfig):
 
 
 class Memit(ClosedFormEditor):
-    """Least squares over all edits, weighed against the preserved keys."""
+    """Least squares over all edits, weighed against the preserved keys. Its state sums the keys of all batches."""
 
     name = "memit"
     Config = MemitConfig
-    writer_fields = ("lam", "on_singular")
+    writer_fields = ("lam", "on_singular", "cache")
+    carries_keys = True
 
     def writer(
         self,
@@ -81,7 +91,7 @@ class Memit(ClosedFormEditor):
         cache: Tensor | None,
     ) -> Writer:
         C0 = moment_at(statistics, site, self.name).mean
-        factor = memit_factor(keys, C0, config.lam, config.on_singular)
+        factor = memit_factor(keys, C0, config.lam, config.on_singular, cache if config.cache else None)
         none = torch.zeros(keys.shape[1], dtype=torch.bool)
         figures = {"rcond": factor.rcond, "rank": factor.rank, "ridge": factor.ridge}
         return Writer(factor.solve(keys), none, figures=figures)

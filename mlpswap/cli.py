@@ -55,12 +55,24 @@ VERBS: dict[str, Verb] = {
     "swap": Verb(
         "put a fact MLP for changed facts into a trained host",
         "mlpswap.commands.config:SwapConfig", "mlpswap.commands.swap:swap", ("overwrite",)),
+    "edit": Verb(
+        "change facts of a trained host with any editor",
+        "mlpswap.commands.config:EditConfig", "mlpswap.commands.edit:edit", ("overwrite",)),
+    "apply": Verb(
+        "put a saved patch into a trained host",
+        "mlpswap.commands.config:PatchConfig", "mlpswap.commands.patches:apply", ("overwrite",)),
+    "undo": Verb(
+        "take a saved patch off a trained host again",
+        "mlpswap.commands.config:PatchConfig", "mlpswap.commands.patches:undo", ("overwrite",)),
     "ask": Verb(
         "complete one prompt",
         "mlpswap.commands.config:AskConfig", "mlpswap.commands.ask:ask", main="prompt"),
     "benchmark": Verb(
         "edit a trained host with every editor and score them",
         "mlpswap.benchmark.config:BenchmarkConfig", "mlpswap.benchmark.run:benchmark", ("resume", "overwrite")),
+    "sequential": Verb(
+        "edit a trained host batch after batch and see what remains",
+        "mlpswap.benchmark.config:SequentialConfig", "mlpswap.commands.sequential:sequential", ("resume", "overwrite")),
     "cost": Verb(
         "find how many parameters each construction needs",
         "mlpswap.cost.config:CostConfig", "mlpswap.cost.run:cost", ("resume", "overwrite")),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from mlpswap_baselines.rome import Rome
 
 from mlpswap import registry
 from mlpswap.config import option
@@ -108,3 +109,14 @@ class BrokenGrid(Broken):
         for config in configs:
             self.edit(adapter, requests, config)
             yield EditResult(adapter.patch(0, None, editor="broken_grid"), None, {"notes": ["did nothing"]})
+
+
+class Picky(Rome):
+    """ROME that refuses the first request."""
+
+    name = "picky"
+
+    def edit(self, adapter, requests, config, *, statistics=None, state=None, generator=None):
+        result = super().edit(adapter, requests[1:], config, statistics=statistics, state=state)
+        result.diagnostics["refused"][requests[0].id] = "not this one"
+        return result

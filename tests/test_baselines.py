@@ -103,7 +103,7 @@ def test_an_absurd_rate_is_refused_by_request(name, dtype):
         bench.edit(name, **options, on_nonfinite="raise")
 
 
-@pytest.mark.parametrize("name", ["rome", "memit", "ft"])
+@pytest.mark.parametrize("name", ["rome", "ft"])
 def test_editors_without_a_state_refuse_one(bench, name):
     editor = registry.get(registry.EDITORS, name)
     config = build_options(editor.Config, editor.example(generator(0)), name)

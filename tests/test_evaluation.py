@@ -13,6 +13,7 @@ from mlpswap.editing.evaluation import (
     Probes,
     PromptCache,
     correct,
+    language_losses,
     mean_over_facts,
     nonfact_change,
     outcomes,
@@ -204,7 +205,8 @@ def test_cross_entropy_of_other_tokens(edited):
     samples = torch.arange(0, task.population, 5)
     batch = task.batch(*task.pairs(samples), targets=task.target_ids(task.facts))
     cache = LanguageCache.of(model, batch, task.key_ids, chunk=16)
-    found = nonfact_change(model, model.fact_mlp, edited.mlp, cache)
+    losses = [language_losses(model, mlp, cache) for mlp in (model.fact_mlp, edited.mlp)]
+    found = nonfact_change(cache, *losses)
     wanted = []
     for patched in (False, True):
         if patched:

@@ -20,7 +20,7 @@ def test_a_preset_is_valid_down_to_the_options_of_each_method(name):
 def test_all_presets_are_there():
     assert set(PRESETS) == {
         "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
-        "books_paper", "edit_tiny", "edit_paper", "yardstick", "stores",
+        "books_paper", "edit_tiny", "edit_paper", "yardstick", "stores", "sequential", "sequential_tiny",
     }  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def test_the_sizes_are_those_of_the_specification(name, facts, d, h, steps, batc
 def test_a_preset_is_recognised_by_its_keys(capsys):
     kinds = {name: check(path)[0] for name, path in PRESETS.items()}
     assert {name for name, kind in kinds.items() if kind == "benchmark"} == {"edit_tiny", "edit_paper"}
+    assert {name for name, kind in kinds.items() if kind == "sequential"} == {"sequential", "sequential_tiny"}
     assert {name for name, kind in kinds.items() if kind == "stores"} == {"stores"}
     assert main(["list", "presets"]) == 0
     assert "[stores]" in capsys.readouterr().out

@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python|toml)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
-# The full benchmark belongs to a slow test; here two editors and one share of altered facts stand for it.
-LESS = ["splits=[{altered: 13}]", "editors=[{name: swap}, {name: rome}]"]
+# The full benchmarks belong to slow tests; here two editors and little to edit stand for them.
+EDITORS = "editors=[{name: swap}, {name: rome}]"
+LESS = {"benchmark": ["splits=[{altered: 13}]", EDITORS], "sequential": ["batches=2", EDITORS]}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def _run(command: str) -> None:
         assert words[1:] == ["--pyargs", "mlpswap.testing", "--editor", "nudge"]
     else:
         assert words[0] == "mlpswap", command
-        assert main(words[1:] + (LESS if words[1] == "benchmark" else [])) == 0
+        assert main(words[1:] + LESS.get(words[1], [])) == 0
 
 
 def test_the_readme_from_top_to_bottom(place, capsys, monkeypatch):
@@ -71,7 +72,7 @@ def test_the_readme_from_top_to_bottom(place, capsys, monkeypatch):
                 assert wanted in capsys.readouterr().out or wanted in README
     assert snippets["mlp"].report.accuracy == 1.0
     assert list((place / "runs/logged/wandb").glob("offline-run-*"))
-    for run in ("books_tiny", "ssfr_seed1", "edit_tiny", "edit_loose"):
+    for run in ("books_tiny", "ssfr_seed1", "edit_tiny", "edit_loose", "sequential_tiny"):
         assert (place / "runs" / run / "report.html").stat().st_size > 10_000
 
 

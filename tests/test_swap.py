@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlpswap import FactSet, build_fact_mlp, registry, swap_fact_mlp
-from mlpswap.commands.swap import compare
+from mlpswap.commands.changes import compare
 from mlpswap.config import load_config
 from mlpswap.constructions.base import margins
 from mlpswap.errors import ConfigError, FactsError, InfeasibleConstructionError, RegistryError
@@ -56,7 +56,7 @@ def test_a_host_without_sentences_is_swapped_too():
     model = build_host(vocabulary, MlpSwapConfig(n_embd=16), facts, mlp, table, generator=generator())
     altered = facts.permute(generator(1))
     patch = swap_fact_mlp(model, altered, "hebbian", inplace=False)
-    assert compare(model, patch, altered) == ([], {})
+    assert compare(model, patch.apply) == ([], {})
     assert model.facts == altered
 
 

@@ -1,28 +1,34 @@
 """The host that is edited: trained for the benchmark where none is given, and what there is to know about it."""
 
 import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.config import load_config
+from mlpswap.benchmark.config import ContestConfig
+from mlpswap.config import load_config, to_plain, to_yaml
 from mlpswap.editing import HostAdapter
-from mlpswap.editing.evaluation import LanguageCache
+from mlpswap.editing.evaluation import LanguageCache, language_losses
 from mlpswap.errors import ConfigError
 from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
+from mlpswap.runs import default_folder, require_same_config, run_folder, write_text
 from mlpswap.tasks import Task, books_task
 
-SENTENCES = "the benchmark edits sentences: {} is a host of SSFR, which has none"
+logger = logging.getLogger(__name__)
+
+SENTENCES = "editors work on sentences: {} is a host of SSFR, which has none"
 LANGUAGE_PROMPTS = 2048  # prompts on which the tokens that are no facts are measured
 
 
 @dataclass
 class Base:
-    """The host that all editors edit, with what they have in common: its task, its adapter and a sample of its language.
+    """The host that all editors edit, with what they have in common: its task, its adapter, a sample of its
+    language and the losses there.
 
     path: the run folder or saved host that it was read from. `fingerprint` tells when an editor changed the model itself.
     """
@@ -33,19 +39,23 @@ class Base:
     task: Task = field(init=False)
     adapter: HostAdapter = field(init=False)
     language: LanguageCache = field(init=False)
+    losses: torch.Tensor = field(init=False)
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.task = the_task(self.model)
         self.adapter = HostAdapter(self.model)
         self.language = language_cache(self.model, self.task, self.seed)
+        self.losses = language_losses(self.model, self.model.fact_mlp, self.language)
         self.fingerprint = self._hash()
 
     def _hash(self) -> str:
         return f"{self.model.state_sha256()} {self.model.known_facts().fingerprint}"
 
-    def was_changed(self) -> bool:
-        return self._hash() != self.fingerprint
+    def require_unchanged(self) -> None:
+        """Raise `ConfigError` if an editor has written to the model."""
+        if self._hash() != self.fingerprint:
+            raise ConfigError("it changed the model itself, where an editor returns a patch")
 
     def reopen(self) -> None:
         """The model as it was saved, and a new adapter."""
@@ -53,7 +63,37 @@ class Base:
         self.adapter = HostAdapter(self.model)
 
 
-def base_run(config: BenchmarkConfig, folder: Path) -> Path:
+def open_run(
+    config: ContestConfig,
+    kind: str,
+    check: Callable[[Task], Any],
+    *,
+    config_name: str | None,
+    resume: bool,
+    overwrite: bool,
+) -> tuple[Path, Path, Any] | tuple[Path, None, None]:
+    """(run folder, folder of the host, the host), trained now if none is given; no host if the run is finished.
+
+    check: raises for a task that the run cannot have. What can be refused is refused before the folder is touched.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model = None if config.model is None else load_host(config.model)
+    if model is not None or not resume:  # a resumed run has passed, and may have lost its file of facts
+        check(task_to_come(config) if model is None else the_task(model))
+    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, kind)
+    with run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,)):
+        if resume:
+            require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
+        if resume and (folder / "results.json").exists():
+            logger.warning("%s is finished; nothing to resume", folder)
+            return folder, None, None
+        write_text(folder / "config.yaml", to_yaml(config))
+        path = base_run(config, folder)
+    return folder, path, load_host(path) if model is None else model
+
+
+def base_run(config: ContestConfig, folder: Path) -> Path:
     """The folder of the host to edit; trains `base` with this run's seed into `base/` where no model is given."""
     if config.model is not None:
         return Path(config.model)
@@ -64,7 +104,7 @@ def base_run(config: BenchmarkConfig, folder: Path) -> Path:
     return train(options, config_name=config.base, resume=(base / "config.yaml").exists())
 
 
-def base_options(config: BenchmarkConfig, *overrides: str) -> Any:
+def base_options(config: ContestConfig, *overrides: str) -> Any:
     """The configuration of the host that is trained where no model is given."""
     from mlpswap.training.config import TrainConfig
 
@@ -72,7 +112,7 @@ def base_options(config: BenchmarkConfig, *overrides: str) -> Any:
     return load_config(TrainConfig, config.base, [f"seed={config.seed}", *threads, *overrides])
 
 
-def task_to_come(config: BenchmarkConfig) -> Task:
+def task_to_come(config: ContestConfig) -> Task:
     """The task of the host that is to be trained: what can be refused now need not wait for the end of its training."""
     from mlpswap.training.setup import make_task, read_facts
 

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from mlpswap.benchmark.base import Base
-from mlpswap.benchmark.splits import Split, preserved_prompts, requests_of
+from mlpswap.benchmark.splits import Split, preserved_statistics, requests_of
 from mlpswap.config import build_options, to_plain
 from mlpswap.constructions.base import FactMLP
-from mlpswap.editing import EditRequest, EditResult, Statistics, statistics_of
+from mlpswap.editing import EditRequest, EditResult, Statistics
 from mlpswap.editing.evaluation import (
     PROBES,
     SCORER,
     Probes,
+    language_losses,
     nonfact_change,
     outcomes,
     patched_fact_mlp,
@@ -94,8 +95,7 @@ class Exam:
             "edit_template": split.edit_template,
         }
         probes = Probes.of(base.model, base.task, split.after, **groups, names=PROBES)
-        prompts = preserved_prompts(base.task, split)
-        statistics = statistics_of(base.adapter, prompts) if len(split.preserved) else None
+        statistics = preserved_statistics(base.adapter, base.task, split)
         return cls(split, seed, probes, requests_of(base.adapter, base.task, split), statistics)
 
     def generator(self) -> torch.Generator:
@@ -139,8 +139,7 @@ def compete(
     mlp = None
     try:
         with plug_in(f"{label} failed"):
-            if base.was_changed():
-                raise ConfigError("it changed the model itself, where an editor returns a patch")
+            base.require_unchanged()
             if best:
                 mlp = patched_fact_mlp(base.model, best["oracle"][2])
                 save_patch(best["oracle"][2], file)
@@ -183,22 +182,38 @@ def edits(base: Base, exam: Exam, editor: Any, settings: Sequence[Any]) -> Itera
 
 def score(base: Base, exam: Exam, label: str, config: Any, result: Any, seconds: float) -> tuple[Row, float]:
     """The row of one setting, and its score on the half of the facts that settings are selected on."""
-    if not isinstance(result, EditResult):
-        raise TypeError(f"expected an EditResult, found {type(result).__name__}")
-    mlp = patched_fact_mlp(base.model, result.patch)
-    if not all(parameter.isfinite().all() for parameter in mlp.parameters()):
-        raise NonFiniteError("its patch holds NaN or infinity")
-    found = outcomes(base.model, mlp, exam.probes)
-    notes, refused = list(result.diagnostics.get("notes", [])), result.diagnostics.get("refused", {})
-    if refused:
-        why = next(iter(refused.values()))
-        notes.append(f"{label}: {len(refused)} of {len(exam.requests)} requests refused: {why}")
+    found = outcomes(base.model, checked_result(base.model, result), exam.probes)
     measured = scores(exam.probes, found) | {
         "seconds": seconds,
-        "notes": [printable(str(note)) for note in notes],
+        "notes": remarks(label, result, len(exam.requests)),
     }
     half = scores(exam.probes, found, exam.split.chosen)["score_harmonic"]
     return blank_row(exam, label, config) | measured, half
+
+
+def checked_result(model: Any, result: Any) -> FactMLP:
+    """The fact MLP that an editor asks for. Raises `TypeError` or `NonFiniteError` for what is no edit."""
+    if not isinstance(result, EditResult):
+        raise TypeError(f"expected an EditResult, found {type(result).__name__}")
+    mlp = patched_fact_mlp(model, result.patch)
+    if not all(parameter.isfinite().all() for parameter in mlp.parameters()):
+        raise NonFiniteError("its patch holds NaN or infinity")
+    return mlp
+
+
+def refusals(result: EditResult) -> tuple[dict[str, str], list[str]]:
+    """(request id -> why it was refused, the editor's notes), as far as the editor tells."""
+    told = result.diagnostics
+    return dict(told.get("refused", {})), [printable(str(note)) for note in told.get("notes", [])]
+
+
+def remarks(label: str, result: EditResult, requests: int) -> list[str]:
+    """The editor's notes, and how many of the requests it refused."""
+    refused, notes = refusals(result)
+    if refused:
+        why = printable(str(next(iter(refused.values()))))
+        notes.append(f"{label}: {len(refused)} of {requests} requests refused: {why}")
+    return notes
 
 
 def blank_row(exam: Exam, label: str, config: Any) -> Row:
@@ -206,7 +221,7 @@ def blank_row(exam: Exam, label: str, config: Any) -> Row:
     split = exam.split
     return {
         "editor": label,
-        "setting": json.loads(json.dumps(to_plain(config), default=str)),
+        "setting": plain_setting(config),
         "protocol": PROTOCOL,
         "scorer": SCORER,
         "seed": exam.seed,
@@ -221,6 +236,11 @@ def blank_row(exam: Exam, label: str, config: Any) -> Row:
     }
 
 
+def plain_setting(config: Any) -> dict[str, Any]:
+    """An editor's options as JSON holds them."""
+    return json.loads(json.dumps(to_plain(config), default=str))
+
+
 def failure(exam: Exam, label: str, config: Any, error: Exception) -> Row:
     """The row of a setting that has no scores, and why."""
     reason = printable(str(error))
@@ -233,7 +253,7 @@ def close_up(base: Base, exam: Exam, row: Row, patch: Patch, selection: str) -> 
     mlp = patched_fact_mlp(base.model, patch)
     among = exam.split.reported if selection == "selected" else None
     measured = scores(exam.probes, outcomes(base.model, mlp, exam.probes, PROBES), among)
-    change = nonfact_change(base.model, base.model.fact_mlp, mlp, base.language)
+    change = nonfact_change(base.language, base.losses, language_losses(base.model, mlp, base.language))
     return row | measured | change | {"selection": selection}
 
 

@@ -4,38 +4,25 @@ Two rows sum up a grid: `oracle`, the best setting chosen and reported on the sa
 chosen on one half of the facts and reported on the other.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from tqdm import tqdm
 
-from mlpswap.benchmark.base import Base, base_run, read_base, regime, task_to_come, the_task
+from mlpswap.benchmark.base import Base, open_run, read_base, regime
 from mlpswap.benchmark.config import BenchmarkConfig
 from mlpswap.benchmark.contest import Contender, Exam, Row, compete, contenders
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.show import headline, print_table, show_answers
 from mlpswap.benchmark.splits import Split, make_splits, split_labels
-from mlpswap.config import to_plain, to_yaml
+from mlpswap.config import to_plain
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.model import Patch
-from mlpswap.model.find import load_host
-from mlpswap.runs import (
-    default_folder,
-    progress_interval,
-    require_same_config,
-    results,
-    run_folder,
-    write_json,
-    write_text,
-)
-
-logger = logging.getLogger(__name__)
+from mlpswap.runs import progress_interval, results, write_json
 
 
 @dataclass
@@ -61,24 +48,19 @@ def benchmark(
     What can be refused is refused before the run folder is touched. An editor that fails costs its own rows only.
     """
     began = time.perf_counter()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     entered = contenders(config.editors)
-    model = None if config.model is None else load_host(config.model)
-    if model is not None or not resume:  # a resumed run has passed, and may have lost its file of facts
-        task = task_to_come(config) if model is None else the_task(model)
-        make_splits(task, config.splits, config.seed, derange=config.derange)
-    folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "benchmark")
-    with run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,)):
-        if resume:
-            require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
-        if resume and (folder / "results.json").exists():
-            logger.warning("%s is finished; nothing to resume", folder)
-            return folder
-        write_text(folder / "config.yaml", to_yaml(config))
-        path = base_run(config, folder)
+    folder, path, model = open_run(
+        config,
+        "benchmark",
+        lambda task: make_splits(task, config.splits, config.seed, derange=config.derange),
+        config_name=config_name,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    if path is None:
+        return folder
     trained = time.perf_counter()
-    base = Base(path, load_host(path) if model is None else model, config.seed)
+    base = Base(path, model, config.seed)
     run = Run(config, folder, base, entered, Progress(folder, base.fingerprint))
     run.clock("base", trained - began)
     run.clock("collect", time.perf_counter() - trained)

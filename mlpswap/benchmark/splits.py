@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mlpswap.editing import EditRequest, HostAdapter, Prompts
+from mlpswap.editing import EditRequest, HostAdapter, Prompts, SecondMoment, statistics_of
 from mlpswap.errors import ConfigError, FactsError
 from mlpswap.facts import FactSet
 from mlpswap.randomness import generator
@@ -18,17 +18,25 @@ from mlpswap.tasks.books import TRAINED
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Facts `altered`, whose values are permuted among themselves, giving `after`; facts `preserved`; the rest is unused.
+class Edits:
+    """Facts `altered` take the values that they have in `after`, facts `preserved` keep theirs; the rest is unused.
 
-    `edit_template[i]` is the template of fact i's edit prompt. `chosen` and `reported` halve both groups: settings are
-    selected on the first half and reported on the second.
+    `edit_template[i]` is the template of fact i's edit prompt.
     """
 
     altered: Int[Tensor, " N"]
     preserved: Int[Tensor, " P"]
     after: FactSet
     edit_template: Int[Tensor, " F"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split(Edits):
+    """Edits that permute the values of the altered facts among themselves.
+
+    `chosen` and `reported` halve both groups: settings are selected on the first half and reported on the second.
+    """
+
     chosen: Int[Tensor, " c"]
     reported: Int[Tensor, " r"]
     unchanged: int
@@ -71,7 +79,6 @@ def make_split(task: Task, altered: int, preserved: int | None, seed: int, *, de
         raise ConfigError(f"cannot alter {altered} and preserve {keep} of {len(facts)} facts")
     keep_ids, change_ids = facts.split(generator(seed, "split", altered), keep, altered)
     after = facts.permute(generator(seed, "permutation", altered), indices=change_ids, derange=derange)
-    template = torch.randint(len(task.table), (len(facts),), generator=generator(seed, "edit templates"))
     halves: tuple[list[int], list[int]] = ([], [])
     for group, name in ((change_ids, "altered"), (keep_ids, "preserved")):
         order = torch.randperm(len(group), generator=generator(seed, "halves", name, altered)).tolist()
@@ -81,28 +88,35 @@ def make_split(task: Task, altered: int, preserved: int | None, seed: int, *, de
         torch.tensor(change_ids),
         torch.tensor(keep_ids, dtype=torch.long),
         after,
-        template,
+        edit_templates(task, seed),
         chosen=torch.tensor(halves[1], dtype=torch.long),
         reported=torch.tensor(halves[0], dtype=torch.long),
         unchanged=altered - len(facts.changed(after)),
     )
 
 
-def preserved_prompts(task: Task, split: Split) -> Prompts:
-    """The preserved facts' edit prompts, whose keys make the second moment."""
-    facts = split.preserved
-    batch = task.batch(facts, split.edit_template[facts], targets=task.target_ids(task.facts))
-    return Prompts(batch.input_ids, batch.attention_mask)
+def edit_templates(task: Task, seed: int) -> Int[Tensor, " F"]:
+    """A trained template for each fact's edit prompt, drawn at random."""
+    return torch.randint(len(task.table), (len(task.facts),), generator=generator(seed, "edit templates"))
 
 
-def requests_of(adapter: HostAdapter, task: Task, split: Split) -> list[EditRequest]:
+def preserved_statistics(adapter: HostAdapter, task: Task, edits: Edits) -> dict[int, SecondMoment] | None:
+    """Second moments of the keys at the preserved facts' edit prompts; None if nothing is preserved."""
+    facts = edits.preserved
+    if not len(facts):
+        return None
+    batch = task.batch(facts, edits.edit_template[facts], targets=task.target_ids(task.facts))
+    return statistics_of(adapter, Prompts(batch.input_ids, batch.attention_mask))
+
+
+def requests_of(adapter: HostAdapter, task: Task, edits: Edits) -> list[EditRequest]:
     """One request for each altered fact, on its edit prompt."""
     facts, prompts = task.facts, [text.rsplit(" ", 1)[0] for text in TRAINED]  # without the author
     return [
         adapter.request(
-            prompts[int(split.edit_template[i])],
+            prompts[int(edits.edit_template[i])],
             facts.keys[i],
-            split.after.value_of(facts.keys[i]),
+            edits.after.value_of(facts.keys[i]),
         )
-        for i in split.altered.tolist()
+        for i in edits.altered.tolist()
     ]

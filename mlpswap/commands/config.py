@@ -66,7 +66,9 @@ class StoresConfig:
 
 
 @dataclass
-class SwapConfig:
+class ChangesConfig:
+    """Which facts of which host are to change."""
+
     model: str | None = option(None, "folder of a trained host (required)")
     changes: dict[str, str] = option(
         factory=dict, help='altered facts, as in changes={"Emma": "Mary Shelley"}'
@@ -74,20 +76,48 @@ class SwapConfig:
     file: str | None = option(None, "CSV file of altered facts, instead of or besides changes")
     key: str = option("book", "column of the keys in that file")
     value: str = option("author", "column of the values in that file")
-    construction: str | None = option(
-        None, "how to build the new fact MLP; null: gd, in the kind and width of the one in place"
-    )
-    options: dict[str, Any] = option(factory=dict, help="options of the construction")
-    allow_partial: bool = option(False, "go on with a fact MLP that does not store everything")
-    seed: int = option(0, "seed of the construction")
+    seed: int = option(0, "seed of the construction or the editor")
     output_dir: str | None = option(
-        None, "folder for the swapped model and its patch; null: runs/<config name>"
+        None, "folder for the changed model and its patch; null: runs/<config name>"
     )
 
     def __post_init__(self) -> None:
         _required(self, "model")
         if not self.changes and self.file is None:
-            raise ConfigError("nothing to swap: give changes={KEY: VALUE} or file=FILE.csv")
+            raise ConfigError("nothing to change: give changes={KEY: VALUE} or file=FILE.csv")
+
+
+@dataclass
+class SwapConfig(ChangesConfig):
+    construction: str | None = option(
+        None, "how to build the new fact MLP; null: gd, in the kind and width of the one in place"
+    )
+    options: dict[str, Any] = option(factory=dict, help="options of the construction")
+    allow_partial: bool = option(False, "go on with a fact MLP that does not store everything")
+
+
+@dataclass
+class EditConfig(ChangesConfig):
+    editor: dict[str, Any] = option(
+        factory=dict, help="the editor and its options, as in editor.name=rome editor.steps=100 (required)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "name" not in self.editor:
+            raise ConfigError("editor: key 'name' is missing, as in editor.name=rome")
+        if "grid" in self.editor:
+            raise ConfigError("editor: a grid is for the benchmark; give the editor's options themselves")
+
+
+@dataclass
+class PatchConfig:
+    patch: str | None = option(None, "file of a saved patch, which ends in .safetensors (required)")
+    model: str | None = option(None, "folder of a trained host (required)")
+    output_dir: str | None = option(None, "folder for the changed model; null: runs/<config name>")
+
+    def __post_init__(self) -> None:
+        _required(self, "patch", "model")
 
 
 @dataclass

@@ -45,8 +45,9 @@ def _presets() -> None:
 
 
 def _metrics() -> None:
+    from mlpswap.benchmark.sequence import DEFINITIONS as SEQUENTIAL
     from mlpswap.editing.evaluation import DEFINITIONS as EDITING
     from mlpswap.metrics import DEFINITIONS
 
-    for name, text in (DEFINITIONS | EDITING).items():
+    for name, text in (DEFINITIONS | EDITING | SEQUENTIAL).items():
         print(f"{name:28} {text}")

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mlpswap.benchmark.config import BenchmarkConfig
+from mlpswap.benchmark.config import BenchmarkConfig, ContestConfig, SequentialConfig
 from mlpswap.commands.config import StoresConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
@@ -15,6 +15,7 @@ from mlpswap.training.config import TrainConfig, construction_and_options
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "benchmark": BenchmarkConfig,
+    "sequential": SequentialConfig,
     "stores": StoresConfig,
     "cost": CostConfig,
 }
@@ -36,7 +37,7 @@ def check(path: Path) -> tuple[str, Any]:
             for mlp in [config.mlp, *config.swap.constructions]:
                 name, options = construction_and_options(mlp)
                 build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
-        case BenchmarkConfig():
+        case ContestConfig():
             for editor in config.editors:
                 name = str(editor["name"])
                 options = {k: v for k, v in editor.items() if k not in ("name", "grid")}

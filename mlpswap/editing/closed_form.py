@@ -132,12 +132,14 @@ def gather(
 class ClosedFormEditor:
     """Optimise residuals, clip them, write them.
 
-    Editors differ in `writer`, which reads only the fields `writer_fields` of its config.
+    Editors differ in `writer`, which reads only the fields `writer_fields` of its config. `carries_keys`: the state
+    sums the keys of all batches.
     """
 
     name: str
     Config: type
     writer_fields: tuple[str, ...]
+    carries_keys = False
 
     def writer(
         self,
@@ -153,7 +155,11 @@ class ClosedFormEditor:
     def next_state(
         self, state: EditorState | None, site: int, keys: Float[Tensor, "h N"]
     ) -> EditorState | None:
-        """The state after the batch. By default there is none to carry."""
+        """The state after the batch. Keys come before the edited weight: those after the edit are those before."""
+        if self.carries_keys:
+            caches = dict(state.caches) if state else {}
+            caches[site] = keys @ keys.T + caches.get(site, 0.0)
+            return EditorState(caches)
         if state is not None:
             raise ConfigError(f"{self.name} carries no state from batch to batch: found one")
         return None

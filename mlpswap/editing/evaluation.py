@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -252,14 +253,19 @@ class LanguageCache:
         )
 
 
+@torch.no_grad()
+def language_losses(model: MlpSwapForCausalLM, mlp: FactMLP, cache: LanguageCache) -> Float[Tensor, " n"]:
+    """Cross-entropy of each token of the cache with `mlp` in place, in nats."""
+    return token_nll(model, cache.rows.mixed(mlp), cache.wanted).double()
+
+
 def nonfact_change(
-    model: MlpSwapForCausalLM, before: FactMLP, after: FactMLP, cache: LanguageCache
+    cache: LanguageCache, before: Float[Tensor, " n"], after: Float[Tensor, " n"]
 ) -> dict[str, float]:
-    """Cross-entropy of the tokens that are no values, before and after, on the same prompts, and its ratios."""
-    losses = [token_nll(model, cache.rows.mixed(mlp), cache.wanted).double() for mlp in (before, after)]
+    """Mean `language_losses` of the tokens that are no values, before and after an edit, and their ratios."""
     change = {}
     for name, chosen in (("nonfact", torch.ones_like(cache.word)), ("nonfact_word", cache.word)):
-        old, new = (float(loss[chosen].mean()) for loss in losses)
+        old, new = (float(loss[chosen].mean()) for loss in (before, after))
         change[f"{name}_ce_before"], change[f"{name}_ce_after"] = old, new
-        change[f"{name}_ce_ratio"], change[f"{name}_ppl_ratio"] = new / old, math.exp(new - old)
+        change[f"{name}_ce_ratio"], change[f"{name}_ppl_ratio"] = new / old, float(np.exp(new - old))
     return change

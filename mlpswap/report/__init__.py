@@ -19,6 +19,7 @@ def write_report(folder: Path) -> dict[str, Path]:
     """
     from mlpswap.report.benchmark import benchmark_view
     from mlpswap.report.cost import cost_view
+    from mlpswap.report.sequential import sequential_view
     from mlpswap.report.stores import stores_view
     from mlpswap.report.training import training_view
 
@@ -30,13 +31,16 @@ def write_report(folder: Path) -> dict[str, Path]:
             view = training_view(results, _read_lines(folder / "metrics.jsonl"))
         case "benchmark":
             view = benchmark_view(results)
+        case "sequential":
+            view = sequential_view(results)
         case "stores":
             view = stores_view(results)
         case "cost":
             view = cost_view(results)
         case other:
             raise RunFolderError(
-                f"{folder / 'results.json'}: no report for kind '{other}'; expected train, benchmark, stores or cost"
+                f"{folder / 'results.json'}: no report for kind '{other}'; "
+                "expected train, benchmark, sequential, stores or cost"
             )
     write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
     return _write_figures(folder / "figures", view.pictures)

@@ -13,7 +13,6 @@ import torch
 from mlpswap.benchmark.splits import make_split, requests_of
 from mlpswap.editing import HostAdapter, ResidualOptions
 from mlpswap.editing.evaluation import Probes, correct
-from mlpswap.tasks.books import TRAINED
 from tests.reference import answers_one_by_one, books_host, residuals_one_by_one
 
 REQUESTS, PROMPTS = 3, 200  # of the references
@@ -23,7 +22,7 @@ def main() -> dict[str, float]:
     task, model = books_host(256, d=128, h=40, dtype=torch.float32)
     split = make_split(task, 26, None, seed=0)
     adapter = HostAdapter(model)
-    requests = requests_of(adapter, task, split, [text.rsplit(" ", 1)[0] for text in TRAINED])
+    requests = requests_of(adapter, task, split)
     options = ResidualOptions(steps=100, lr=0.5)
 
     began = time.perf_counter()
