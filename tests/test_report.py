@@ -377,7 +377,7 @@ def test_users_own_plot_style_neither_matters_nor_changes(pages, tmp_path):
     [
         (None, "is missing"),
         ("{broken", "cannot be read"),
-        (json.dumps({"kind": "cost"}), "no report for kind 'cost'"),
+        (json.dumps({"kind": "riddle"}), "no report for kind 'riddle'"),
     ],
 )
 def test_folder_without_results_is_refused_in_one_sentence(tmp_path, content, message):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_the_top_level_is_what_it_should_be():
     assert {name for name in top if not name.startswith(".")} <= {
         "LICENSE", "Makefile", "README.md", "baselines", "configs", "data", "mlpswap", "pyproject.toml", "tests",
     }  # fmt: skip
+
+
+def test_the_wheel_has_every_package():
+    """`packages` is a list by hand, since three of them lie elsewhere in the tree."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        str(path.parent.relative_to(ROOT)).replace("/", ".")
+        for path in (ROOT / "mlpswap").rglob("__init__.py")
+    }
+    assert there == {name for name in listed if not name.startswith("mlpswap_")}
 
 
 def test_the_changelog_and_the_version_go_together():
