@@ -1,9 +1,11 @@
 """MEMIT: many edits at once by regularised least squares (Meng et al. 2023, arXiv 2210.07229), in the
-single-layer protocol of arXiv 2512.00207, A.3.4.
+single-layer protocol of arXiv 2512.00207, A.3.4, and in its original one, which spreads over several layers.
 
 With edited keys K1, wanted changes R and the mean second moment C0 of preserved keys weighed by lambda:
 
     Delta = argmin ||Delta K1 - R||^2 + lambda tr(Delta C0 Delta^T) = R K1^T (lambda C0 + K1 K1^T)^-1
+
+In the sequential variant the keys of earlier batches are held too: their Kp Kp^T is added to K1 K1^T.
 """
 
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ from torch import Tensor
 from mlpswap.config import option
 from mlpswap.editing import (
     ClippedConfig,
-    ClosedFormEditor,
+    SpreadingEditor,
     Statistics,
     SymmetricFactor,
+    TargetConfig,
     Writer,
     check_policy,
     exact,
@@ -42,19 +45,40 @@ def memit_delta(
     return exact(R) @ memit_factor(K1, C0, lam, on_singular).solve(K1).T
 
 
-def memit_factor(K1: Tensor, C0: Tensor, lam: float, on_singular: str) -> SymmetricFactor:
-    """lam C0 + K1 K1^T, factored. Raises `ConfigError` for a lam that cannot be."""
+def memit_factor(
+    K1: Tensor, C0: Tensor, lam: float, on_singular: str, cache: Tensor | None = None
+) -> SymmetricFactor:
+    """lam C0 + K1 K1^T + cache, factored. Raises `ConfigError` for a lam that cannot be."""
     K1 = exact(K1)
     h, N = K1.shape
     if lam < 0 or (lam == 0 and h < N):
         raise ConfigError(f"lam must be positive, or 0 with at most {h} edits: found {lam} with {N} edits")
-    return SymmetricFactor(lam * exact(C0) + K1 @ K1.T, on_singular=on_singular, name="lam C0 + K1 K1^T")
+    system = lam * exact(C0) + K1 @ K1.T + (0.0 if cache is None else exact(cache))
+    return SymmetricFactor(system, on_singular=on_singular, name="lam C0 + K1 K1^T")
+
+
+@dataclass(frozen=True)
+class MemitOriginal(TargetConfig):
+    """Settings of MEMIT's original protocol."""
+
+    clamp: float = option(0.75, "longest change of the hidden state as a multiple of its length, > 0")
+    lam: float = option(20000.0, "lambda, >= 0; published: 20000 (GPT-2 XL), 15000 (GPT-J)")
+    on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam < 0:
+            raise ConfigError(f"original.lam must not be negative: found {self.lam}")
+        check_policy(self.on_singular)
 
 
 @dataclass(frozen=True)
 class MemitConfig(ClippedConfig):
     """Settings of MEMIT."""
 
+    original: MemitOriginal | None = option(
+        None, "settings of the original protocol, such as {layers: [13, 14]}"
+    )
     lam: float = option(1.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
     on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
 
@@ -65,7 +89,7 @@ class MemitConfig(ClippedConfig):
         check_policy(self.on_singular)
 
 
-class Memit(ClosedFormEditor):
+class Memit(SpreadingEditor):
     """Least squares over all edits, weighed against the preserved keys."""
 
     name = "memit"
@@ -77,11 +101,11 @@ class Memit(ClosedFormEditor):
         keys: Tensor,
         statistics: Statistics | None,
         site: int,
-        config: MemitConfig,
+        config: MemitConfig | MemitOriginal,
         cache: Tensor | None,
     ) -> Writer:
         C0 = moment_at(statistics, site, self.name).mean
-        factor = memit_factor(keys, C0, config.lam, config.on_singular)
+        factor = memit_factor(keys, C0, config.lam, config.on_singular, cache)
         none = torch.zeros(keys.shape[1], dtype=torch.bool)
         figures = {"rcond": factor.rcond, "rank": factor.rank, "ridge": factor.ridge}
         return Writer(factor.solve(keys), none, figures=figures)
