@@ -29,7 +29,8 @@ def inputs():
 
 
 def golden_model():
-    model = GPT2LMHeadModel(GPT2Config(**inputs()["config"], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(**inputs()["config"], **no_dropout, bos_token_id=0, eos_token_id=0))
     model = model.to(torch.float64)
     missing, unexpected = model.load_state_dict(
         load_file(GOLDEN / "tiny_gpt2_model.safetensors"), strict=False

@@ -30,13 +30,14 @@ def changed(name: str, parameter: Tensor, change: Tensor) -> Tensor:
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 @contextmanager
