@@ -21,6 +21,7 @@ from mlpswap.editing.editor import (
 from mlpswap.editing.host import HostAdapter
 from mlpswap.editing.layers import SpreadingEditor
 from mlpswap.editing.moments import SecondMoment, SymmetricFactor, check_policy, exact
+from mlpswap.editing.prefixes import memit_prefixes, rome_prefixes, sample_prefixes
 from mlpswap.editing.requests import Context, EditRequest, Prompts, requests_of
 from mlpswap.editing.residuals import (
     Adam,
@@ -31,6 +32,7 @@ from mlpswap.editing.residuals import (
     clip_residuals,
     optimise_residuals,
 )
+from mlpswap.editing.statistics import TokenStatistics, token_statistics, tokens_sha256
 from mlpswap.editing.targets import (
     LayersConfig,
     TargetConfig,
@@ -41,7 +43,6 @@ from mlpswap.editing.targets import (
 )
 
 __all__ = [
-    "UNCONVERGED",
     "Adam",
     "Adapter",
     "CausalLMAdapter",
@@ -71,6 +72,8 @@ __all__ = [
     "SymmetricFactor",
     "TargetConfig",
     "Targets",
+    "TokenStatistics",
+    "UNCONVERGED",
     "Writer",
     "check_policy",
     "check_requests",
@@ -79,11 +82,16 @@ __all__ = [
     "exact",
     "layered",
     "mean_over_contexts",
+    "memit_prefixes",
     "moment_at",
     "optimise_residuals",
     "optimise_targets",
     "refuse_nonfinite",
     "requests_of",
+    "rome_prefixes",
+    "sample_prefixes",
     "statistics_of",
     "the_site",
+    "token_statistics",
+    "tokens_sha256",
 ]

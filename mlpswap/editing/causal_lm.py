@@ -129,6 +129,26 @@ class CausalLMAdapter:
                 handle.remove()
         return torch.cat(seen)
 
+    def token_keys(
+        self, sequences: Sequence[tuple[int, ...]], sites: Sequence[int]
+    ) -> dict[int, Float[Tensor, "tokens h"]]:
+        """The keys of every token of every sequence at each site, by one forward pass per chunk."""
+        found: dict[int, list[Tensor]] = {site: [] for site in sites}
+        for part in self._chunks(sequences):
+            longest = max(map(len, part))
+            real = torch.tensor(
+                [[at < len(ids) for at in range(longest)] for ids in part], device=self.device
+            )
+            with ExitStack() as stack, torch.no_grad():
+                for site in sites:
+
+                    def see(_: nn.Module, args: Any, site: int = site, real: Tensor = real) -> None:
+                        found[site].append(args[0][real])
+
+                    stack.callback(self._site(site).down.register_forward_pre_hook(see).remove)
+                self._logits(part)
+        return {site: torch.cat(rows) for site, rows in found.items()}
+
     def _chunks(self, sequences: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
         for start in range(0, len(sequences), self.chunk):
             yield sequences[start : start + self.chunk]

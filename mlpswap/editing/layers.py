@@ -64,7 +64,7 @@ class SpreadingEditor(ClosedFormEditor):
                 now = exact(model.outputs(model.prompts(kept), sites[-1], "block"))
             residuals = (z - now) / (len(sites) - place)
             writer = self.writer(keys.T, statistics, site, options, caches.get(site))
-            notes += writer.notes
+            notes += [f"{note} (layer {site})" for note in writer.notes]
             deltas[site] = residuals.T @ writer.x.T
             layers[site] = {"keys": keys, "now": now, "residuals": residuals, **writer.figures}
             layers[site]["delta_norm"] = float(deltas[site].norm())

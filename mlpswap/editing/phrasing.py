@@ -88,10 +88,7 @@ class Phrasing:
 
     def context(self, text: str, end: int, subject: str, where: str) -> Context:
         """The text's tokens, and which of them holds the last character of the subject, before `end`."""
-        whole, cut = self.encode(text), self.encode(text[:end])
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
-        if unknown is not None and unknown in whole:
-            raise RequestError(f"{where}: the tokenizer does not know all of '{printable(text)}'")
+        whole, cut = self.known(text, where), self.known(text[:end], where)
         # The subject may share its last token with what follows: then the first token that differs holds its end.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, cut, strict=False)))
         edited = min(shared, len(cut) - 1)
@@ -101,6 +98,13 @@ class Phrasing:
             )
         return Context((*self.lead, *whole), len(self.lead) + edited)
 
+    def known(self, text: str, where: str) -> tuple[int, ...]:
+        """`encode`, unless there are words that the tokenizer does not know."""
+        ids, unknown = self.encode(text), getattr(self.tokenizer, "unk_token_id", None)
+        if unknown is not None and unknown in ids:
+            raise RequestError(f"{where}: the tokenizer does not know all of '{printable(text)}'")
+        return ids
+
     def continuation(
         self, bare: Context, text: str, target: str, separator: str, where: str
     ) -> tuple[int, ...]:
@@ -108,7 +112,7 @@ class Phrasing:
         if not target.strip():
             raise RequestError(f"{where}: the target is empty")
         joint = "" if target[0].isspace() else separator
-        ids = (*self.lead, *self.encode(text + joint + target))
+        ids = (*self.lead, *self.known(text + joint + target, where))
         if ids[: len(bare.ids)] != bare.ids:
             raise RequestError(f"{where}: the target '{printable(target)}' changes the tokens of the prompt")
         return ids[len(bare.ids) :]
