@@ -43,7 +43,7 @@ def golden_model():
     )
     assert missing == ["lm_head.weight"]  # tied
     assert not unexpected
-    return model
+    return model.eval()
 
 
 def golden_tokenizer():
@@ -74,7 +74,7 @@ def random_model(kind, *, d=D, h=H, dtype=torch.float64):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config) if kind == "gpt2" else LlamaForCausalLM(config)
-    return model.to(dtype)
+    return model.to(dtype).eval()
 
 
 def random_adapter(kind, *, bos=False, **options):
