@@ -49,7 +49,6 @@ from mlpswap.editing import (
     refuse_nonfinite,
 )
 from mlpswap.errors import ConfigError, DegenerateKeysError
-from mlpswap.facts import printable
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +227,7 @@ class Rome(ClosedFormEditor):
                 deltas, edits[request.id] = trial, parts
         edited = [request for request in kept if request.id in edits]
         notes = [
-            f"rome: request '{printable(name)}' is written with (k.u)/(kbar.u) = {part.ratio:.2g} at layer {site}, "
+            f"rome: request {name!r} is written with (k.u)/(kbar.u) = {part.ratio:.2g} at layer {site}, "
             "which may disable the model; take key_mode=r-rome"
             for name, parts in edits.items()
             for site, part in parts.items()

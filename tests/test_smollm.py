@@ -49,7 +49,7 @@ SETTINGS = {
     "rome": {"layers": [8], "on_singular": "ridge"},
     "memit": {"layers": LAYERS, "lam": 100.0},
     "alphaedit": {"layers": LAYERS, "null_threshold": None, "null_energy": 0.05},
-    "ft": {"layers": [8], "clamp": 2e-3},
+    "ft": {"layers": [8], "lr": 1e-3, "clamp": 1e-2},
 }
 
 

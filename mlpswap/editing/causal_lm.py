@@ -124,7 +124,7 @@ class CausalLMAdapter:
             handle = hook(see)
             try:
                 with torch.no_grad():
-                    self._logits(sequences)
+                    self._logits(sequences, [])
             finally:
                 handle.remove()
         return torch.cat(seen)
@@ -146,7 +146,7 @@ class CausalLMAdapter:
                         found[site].append(args[0][real])
 
                     stack.callback(self._site(site).down.register_forward_pre_hook(see).remove)
-                self._logits(part)
+                self._logits(part, [])
         return {site: torch.cat(rows) for site, rows in found.items()}
 
     def _chunks(self, sequences: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
@@ -184,12 +184,15 @@ class CausalLMAdapter:
         `delta` is added at the edited tokens, to what leaves the MLP or the block; differentiable in it.
         """
         sequences = [(*ids, *target[:-1]) for (ids, _), target in zip(contexts, targets, strict=True)]
-        logits = self._shifted(sequences, [edited for _, edited in contexts], site, at, delta)
-        losses = []
-        for row, (ids, target) in enumerate(zip(sequences, targets, strict=True)):
-            said = logits[row, len(ids) - len(target) : len(ids)]
-            losses.append(F.cross_entropy(said, torch.tensor(target, device=said.device)))
-        return torch.stack(losses)
+        said = [
+            (row, at_token)
+            for row, (ids, target) in enumerate(zip(sequences, targets, strict=True))
+            for at_token in range(len(ids) - len(target), len(ids))
+        ]
+        logits = self._shifted(sequences, [edited for _, edited in contexts], said, site, at, delta)
+        wanted = torch.tensor([token for target in targets for token in target], device=logits.device)
+        losses = F.cross_entropy(logits, wanted, reduction="none")
+        return torch.stack([part.mean() for part in losses.split(list(map(len, targets)))])
 
     def log_probs(
         self,
@@ -200,20 +203,22 @@ class CausalLMAdapter:
     ) -> Float[Tensor, "n V"]:
         """log p of every token after each whole context; `delta` as in `nll`."""
         sequences = [ids for ids, _ in contexts]
-        logits = self._shifted(sequences, [edited for _, edited in contexts], site, at, delta)
-        return logits[range(len(sequences)), [len(ids) - 1 for ids in sequences]].log_softmax(dim=1)
+        said = [(row, len(ids) - 1) for row, ids in enumerate(sequences)]
+        logits = self._shifted(sequences, [edited for _, edited in contexts], said, site, at, delta)
+        return logits.log_softmax(dim=1)
 
     def _shifted(
         self,
         sequences: Sequence[tuple[int, ...]],
         edited: Sequence[int],
+        said: Sequence[tuple[int, int]],
         site: int,
         at: str,
         delta: Tensor | None,
-    ) -> Float[Tensor, "n T V"]:
-        """Logits, with `delta` added at the edited tokens."""
+    ) -> Float[Tensor, "said V"]:
+        """`_logits`, with `delta` added at the edited tokens."""
         if delta is None:
-            return self._logits(sequences)
+            return self._logits(sequences, said)
         where = torch.arange(len(edited), device=delta.device), torch.tensor(edited, device=delta.device)
 
         def add(_: nn.Module, args: Any, output: Any) -> Any:
@@ -223,17 +228,27 @@ class CausalLMAdapter:
 
         handle = self._module(site, at).register_forward_hook(add)
         try:
-            return self._logits(sequences)
+            return self._logits(sequences, said)
         finally:
             handle.remove()
 
-    def _logits(self, sequences: Sequence[tuple[int, ...]]) -> Float[Tensor, "n T V"]:
-        """At least float32. The padding on the right stays unseen, so that no mask is needed."""
+    def _logits(
+        self, sequences: Sequence[tuple[int, ...]], said: Sequence[tuple[int, int]]
+    ) -> Float[Tensor, "said V"]:
+        """After the tokens `said`, as (sequence, position): the head, whose output is large, sees no other.
+
+        At least float32. The padding on the right stays unseen, so that no mask is needed.
+        """
         rows = [torch.tensor(ids) for ids in sequences]
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self.device)
-        with frozen(self.model):
-            logits = self.model(input_ids=ids, use_cache=False).logits
-        return logits.to(self.working)
+        where = torch.tensor(said, dtype=torch.long, device=self.device).reshape(-1, 2)
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        handle = head.register_forward_pre_hook(lambda _, args: (args[0][where[:, 0], where[:, 1]],))
+        try:
+            with frozen(self.model):
+                return self.model(input_ids=ids, use_cache=False).logits.to(self.working)
+        finally:
+            handle.remove()
 
     @property
     def device(self) -> torch.device:
