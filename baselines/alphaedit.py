@@ -1,5 +1,5 @@
 """AlphaEdit: edits within the null space of the preserved keys (Fang et al. 2025, arXiv 2410.02355), in the
-single-layer protocol of arXiv 2512.00207, A.3.4.
+single-layer protocol of arXiv 2512.00207, A.3.4, and in its original one, spread over layers as MEMIT's.
 
 The columns of Q (h, q) are the eigenvectors of the preserved keys' second moment with an eigenvalue below a
 threshold, and P = Q Q^T. With Kp Kp^T the cache of keys edited before:
@@ -19,9 +19,10 @@ from torch import Tensor
 from mlpswap.config import option
 from mlpswap.editing import (
     ClippedConfig,
-    ClosedFormEditor,
+    SpreadingEditor,
     Statistics,
     SymmetricFactor,
+    TargetConfig,
     Writer,
     exact,
 )
@@ -78,29 +79,50 @@ def alphaedit_writer(K1: Tensor, Q: Tensor, l2: float, cache: Tensor | None) -> 
     return Q @ SymmetricFactor(gram, name="Gram matrix within the null space").solve(inside)
 
 
+def check_null_space(config: Any) -> None:
+    """Raise `ConfigError` unless exactly one of `null_threshold` and `null_energy` is set, and l2 > 0."""
+    null_dimension(torch.zeros(1), config.null_threshold, config.null_energy)
+    if config.null_of not in ("sum", "mean"):
+        raise ConfigError(f"null_of must be 'sum' or 'mean': found '{config.null_of}'")
+    if config.l2 <= 0:
+        raise ConfigError(f"l2 must be positive: found {config.l2}")
+
+
+@dataclass(frozen=True)
+class AlphaEditOriginal(TargetConfig):
+    """Settings of AlphaEdit's original protocol."""
+
+    clamp: float = option(0.75, "longest change of the hidden state as a multiple of its length, > 0")
+    null_threshold: float | None = option(0.02, "eigenvalues below span the null space, > 0; published: 0.02")
+    null_energy: float | None = option(None, "instead: share of the trace within the null space, in (0, 1]")
+    null_of: str = option("mean", "eigenvalues of the keys' 'sum' of outer products or of their 'mean'")
+    l2: float = option(10.0, "L2, ridge within the null space, > 0; published: 10")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_null_space(self)
+
+
 @dataclass(frozen=True)
 class AlphaEditConfig(ClippedConfig):
     """Settings of AlphaEdit. Exactly one of `null_threshold` and `null_energy` is set."""
 
+    original: AlphaEditOriginal | None = option(
+        None, "settings of the original protocol, such as {layers: [13, 14]}"
+    )
     null_threshold: float | None = option(
         1.0, "eigenvalues below span the null space, > 0; published: 0.01, 1, 10"
     )
     null_energy: float | None = option(None, "instead: share of the trace within the null space, in (0, 1]")
-    null_of: str = option(
-        "sum", "eigenvalues of the keys' 'sum' of outer products or of their 'mean' (original)"
-    )
-    l2: float = option(1.0, "L2, ridge within the null space, > 0; 1 here, 10 in the original")
+    null_of: str = option("sum", "eigenvalues of the keys' 'sum' of outer products or of their 'mean'")
+    l2: float = option(1.0, "L2, ridge within the null space, > 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        null_dimension(torch.zeros(1), self.null_threshold, self.null_energy)
-        if self.null_of not in ("sum", "mean"):
-            raise ConfigError(f"null_of must be 'sum' or 'mean': found '{self.null_of}'")
-        if self.l2 <= 0:
-            raise ConfigError(f"l2 must be positive: found {self.l2}")
+        check_null_space(self)
 
 
-class AlphaEdit(ClosedFormEditor):
+class AlphaEdit(SpreadingEditor):
     """Least squares within the null space of the preserved keys. Its state sums the keys of all batches."""
 
     name = "alphaedit"
@@ -113,7 +135,7 @@ class AlphaEdit(ClosedFormEditor):
         keys: Tensor,
         statistics: Statistics | None,
         site: int,
-        config: AlphaEditConfig,
+        config: AlphaEditConfig | AlphaEditOriginal,
         cache: Tensor | None,
     ) -> Writer:
         h, N = keys.shape
@@ -146,7 +168,7 @@ class AlphaEdit(ClosedFormEditor):
         return {"steps": 100, "lr": 0.5, "clip": None, "null_threshold": None, "null_energy": 0.5, "l2": 1e-3}
 
 
-def _choice(config: AlphaEditConfig) -> str:
+def _choice(config: AlphaEditConfig | AlphaEditOriginal) -> str:
     if config.null_threshold is not None:
         return f"null_threshold = {config.null_threshold} (of the {config.null_of})"
     return f"null_energy = {config.null_energy}"

@@ -1,5 +1,5 @@
 """MEMIT: many edits at once by regularised least squares (Meng et al. 2023, arXiv 2210.07229), in the
-single-layer protocol of arXiv 2512.00207, A.3.4.
+single-layer protocol of arXiv 2512.00207, A.3.4, and in its original one, which spreads over several layers.
 
 With edited keys K1, wanted changes R and the mean second moment C0 of preserved keys weighed by lambda:
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from mlpswap.config import option
 from mlpswap.editing import (
     ClippedConfig,
-    ClosedFormEditor,
+    SpreadingEditor,
     Statistics,
     SymmetricFactor,
+    TargetConfig,
     Writer,
     check_policy,
     exact,
@@ -60,9 +61,28 @@ def memit_factor(
 
 
 @dataclass(frozen=True)
+class MemitOriginal(TargetConfig):
+    """Settings of MEMIT's original protocol."""
+
+    clamp: float = option(0.75, "longest change of the hidden state as a multiple of its length, > 0")
+    lam: float = option(20000.0, "lambda, >= 0; published: 20000 (GPT-2 XL), 15000 (GPT-J)")
+    on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
+    cache: bool = option(False, "weigh against the keys of earlier batches too, in sequential editing")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam < 0:
+            raise ConfigError(f"original.lam must not be negative: found {self.lam}")
+        check_policy(self.on_singular)
+
+
+@dataclass(frozen=True)
 class MemitConfig(ClippedConfig):
     """Settings of MEMIT."""
 
+    original: MemitOriginal | None = option(
+        None, "settings of the original protocol, such as {layers: [13, 14]}"
+    )
     lam: float = option(1.0, "lambda, weight of the mean second moment, > 0; published: 15000, 1500, 150, 1")
     on_singular: str = option("pinv", "singular lam C0 + K1 K1^T: 'pinv' (least norm), 'ridge' or 'error'")
     cache: bool = option(False, "weigh against the keys of earlier batches too, in sequential editing")
@@ -74,7 +94,7 @@ class MemitConfig(ClippedConfig):
         check_policy(self.on_singular)
 
 
-class Memit(ClosedFormEditor):
+class Memit(SpreadingEditor):
     """Least squares over all edits, weighed against the preserved keys. Its state sums the keys of all batches."""
 
     name = "memit"
@@ -87,7 +107,7 @@ class Memit(ClosedFormEditor):
         keys: Tensor,
         statistics: Statistics | None,
         site: int,
-        config: MemitConfig,
+        config: MemitConfig | MemitOriginal,
         cache: Tensor | None,
     ) -> Writer:
         C0 = moment_at(statistics, site, self.name).mean

@@ -4,7 +4,8 @@ A key is what enters the down-projection at the edited token, never with a const
 come in rows here; the closed forms have them in columns.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.constructions.base import FactMLP
-from mlpswap.editing.requests import EditRequest, Prompts
-from mlpswap.editing.residuals import Objective, ResidualOptions, ResidualRun
+from mlpswap.editing.requests import Context, EditRequest, Prompts
+from mlpswap.editing.residuals import Losses, ResidualOptions, ResidualRun
 from mlpswap.facts import FactSet
 from mlpswap.model.patch import Patch
 
@@ -58,7 +59,7 @@ class Adapter(Protocol):
         """The likeliest token after each prompt."""
         ...
 
-    def objective(self, requests: Sequence[EditRequest], site: int) -> Objective:
+    def objective(self, requests: Sequence[EditRequest], site: int) -> Losses:
         """The requests' losses as functions of a change of the MLP's output at their edited tokens."""
         ...
 
@@ -78,6 +79,73 @@ class Adapter(Protocol):
         bias: Float[Tensor, " d"] | None = None,
     ) -> Patch:
         """W + delta (and b + bias) as a patch; empty if `delta` is None. Never holds NaN or infinity."""
+        ...
+
+
+@runtime_checkable
+class LayeredAdapter(Adapter, Protocol):
+    """What a model of several layers offers beyond `Adapter`: what the editors' original protocols need.
+
+    `at` says where a vector is read or added: "mlp", what leaves the MLP, or "block", the hidden state after
+    the layer.
+    """
+
+    chunk: int  # sequences in one forward pass
+
+    @property
+    def working(self) -> torch.dtype:
+        """In which vectors are optimised: the model's, but at least float32."""
+        ...
+
+    def cut(self, contexts: Sequence[Context]) -> Prompts:
+        """Each context up to its edited token."""
+        ...
+
+    def outputs(self, prompts: Prompts, site: int, at: str = "mlp") -> Float[Tensor, "n d"]:
+        """What leaves the MLP or the block at the last token of each prompt."""
+        ...
+
+    def nll(
+        self,
+        contexts: Sequence[Context],
+        targets: Sequence[tuple[int, ...]],
+        site: int,
+        at: str,
+        delta: Float[Tensor, "n d"],
+    ) -> Float[Tensor, " n"]:
+        """-log p of each target after its whole context, in nats, mean over its tokens; differentiable in
+        `delta`, which is added at the edited tokens.
+        """
+        ...
+
+    def log_probs(
+        self,
+        contexts: Sequence[Context],
+        site: int = 0,
+        at: str = "mlp",
+        delta: Float[Tensor, "n d"] | None = None,
+    ) -> Float[Tensor, "n V"]:
+        """log p of every token after each whole context; `delta` as in `nll`."""
+        ...
+
+    def trial(
+        self, deltas: Mapping[int, Tensor], biases: Mapping[int, Tensor] | None = None
+    ) -> AbstractContextManager[None]:
+        """Within it the model computes as if W + delta (d, h), and b + bias (d,), were its weights, by site.
+
+        Differentiable in both; afterwards, and after an exception, it computes as before.
+        """
+        ...
+
+    def patch_sites(
+        self,
+        deltas: Mapping[int, Tensor],
+        biases: Mapping[int, Tensor] | None = None,
+        *,
+        editor: str,
+        requests: Sequence[EditRequest] = (),
+    ) -> Patch:
+        """`patch` for several sites at once."""
         ...
 
 

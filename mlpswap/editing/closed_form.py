@@ -1,4 +1,5 @@
-"""What ROME, MEMIT and AlphaEdit share in the single-layer protocol (arXiv 2512.00207, A.3.4).
+"""What ROME, MEMIT and AlphaEdit share in the single-layer protocol (arXiv 2512.00207, A.3.4). For the original
+ones see `mlpswap.editing.layers`.
 
 Each writes residuals R (d, N) at keys K1 (h, N) through a matrix X (h, N) that depends on keys and
 statistics alone: Delta = R X^T. So a grid of settings optimises each residual once, factors once per
@@ -20,7 +21,7 @@ from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.editor import (
     EditorState,
     EditResult,
-    NumericConfig,
+    ProtocolConfig,
     Statistics,
     check_requests,
     diagnose,
@@ -30,7 +31,7 @@ from mlpswap.editing.editor import (
 from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import EditRequest
 from mlpswap.editing.residuals import ResidualOptions, clip_residuals
-from mlpswap.errors import ConfigError, RequestError
+from mlpswap.errors import ConfigError, RequestError, UnsupportedEditorError
 from mlpswap.facts import printable
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ UNCONVERGED = 0.6931  # nats: the target has less than half of the probability
 
 
 @dataclass(frozen=True)
-class ResidualConfig(NumericConfig):
+class ResidualConfig(ProtocolConfig):
     """Settings of the residual optimisation."""
 
     steps: int = option(25, "Adam steps of each residual, >= 1; published: 10, 25, 100")
@@ -175,7 +176,20 @@ class ClosedFormEditor:
         generator: torch.Generator | None = None,
     ) -> EditResult:
         """See `mlpswap.editing.Editor`. Nothing here is random."""
+        if config.protocol == "original":
+            return self.edit_original(adapter, requests, config, statistics, state)
         return next(self.edit_grid(adapter, requests, [config], statistics=statistics, state=state))
+
+    def edit_original(
+        self,
+        adapter: Adapter,
+        requests: Sequence[EditRequest],
+        config: Any,
+        statistics: Statistics | None,
+        state: EditorState | None,
+    ) -> EditResult:
+        """The editor's original protocol, if it has one."""
+        raise UnsupportedEditorError(f"{self.name} has no original protocol")
 
     def edit_grid(
         self,
@@ -188,6 +202,10 @@ class ClosedFormEditor:
         generator: torch.Generator | None = None,
     ) -> Iterator[EditResult]:
         """What `edit` returns, for each config in order; computed one by one, as they are asked for."""
+        if any(config.protocol == "original" for config in configs):  # which has no work to share
+            for config in configs:
+                yield self.edit(adapter, requests, config, statistics=statistics, state=state)
+            return
         site = the_site(adapter)
         weight = exact(adapter.weight(site))
         cache = state.caches.get(site) if state else None

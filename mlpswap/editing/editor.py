@@ -5,7 +5,7 @@ The caller applies, times, scores, undoes and saves, the same way for every edit
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,6 +99,43 @@ class NumericConfig(EditConfig):
             raise ConfigError(f"on_nonfinite must be 'drop' or 'raise': found '{self.on_nonfinite}'")
 
 
+@dataclass(frozen=True)
+class ProtocolConfig(NumericConfig):
+    """What editors that know two protocols let the user choose besides.
+
+    Everything else in their configs belongs to the single-layer protocol; `original` holds the settings of the
+    other one.
+    """
+
+    protocol: str = option(
+        "single_layer",
+        "'single_layer' (arXiv 2512.00207, A.3.4) or 'original', as the editor was first published",
+    )
+    original: Any = option(
+        None, "settings of the original protocol, such as {layers: [17]}; null: the other one"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.protocol not in ("single_layer", "original"):
+            raise ConfigError(f"protocol must be 'single_layer' or 'original': found '{self.protocol}'")
+        if (self.protocol == "original") != (self.original is not None):
+            raise ConfigError(
+                "original needs its settings, such as original.layers=[17]"
+                if self.original is None
+                else "settings of the original protocol need protocol=original"
+            )
+        if self.original is None:
+            return
+        shared = {each.name for each in fields(ProtocolConfig)}
+        for each in fields(self):
+            if each.name not in shared and getattr(self, each.name) != each.default:
+                names = ", ".join(known.name for known in fields(self.original))
+                raise ConfigError(
+                    f"{each.name} is a setting of the single-layer protocol; original has {names}"
+                )
+
+
 def statistics_of(adapter: Adapter, prompts: Prompts | Iterable[Prompts]) -> dict[int, SecondMoment]:
     """Second moments of the keys at the last tokens of `prompts`, for every site: the preserved facts' edit
     prompts.
@@ -140,7 +177,10 @@ def the_site(adapter: Adapter) -> int:
     """The one editable layer of the single-layer protocol."""
     sites = adapter.sites()
     if len(sites) != 1:
-        raise ConfigError(f"the single-layer protocol edits one layer: this model offers {len(sites)}")
+        raise ConfigError(
+            f"the single-layer protocol edits one layer: this model offers {len(sites)}; "
+            "set protocol=original, or offer one layer with sites=[...]"
+        )
     return sites[0]
 
 

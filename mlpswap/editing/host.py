@@ -7,8 +7,7 @@ gives all that editors need: the MLP's input z, the gate and the rest of the mix
 
 import logging
 import re
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -17,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mlpswap.constructions.base import FactMLP
-from mlpswap.editing.moments import exact
+from mlpswap.editing.reading import changed, evaluating
 from mlpswap.editing.requests import EditRequest, Prompts
 from mlpswap.editing.residuals import Objective, ResidualOptions, ResidualRun, optimise_residuals
-from mlpswap.errors import FactsError, NonFiniteError, RequestError
+from mlpswap.errors import FactsError, RequestError
 from mlpswap.facts import FactSet, printable
 from mlpswap.metrics import Rows, rows_of
 from mlpswap.model.modeling import MlpSwapForCausalLM
@@ -31,7 +30,6 @@ from mlpswap.model.tokenization import KEY, VALUE, WORD
 logger = logging.getLogger(__name__)
 
 _HOLE = re.compile(r"\{\w*\}")
-CAST_LOSS = 0.01  # share of a change that may get lost when the weight goes back to its dtype
 
 
 class HostAdapter:
@@ -203,7 +201,7 @@ class HostAdapter:
         down = self._down(site)
         parts = (("down.weight", down.weight, delta), ("down.bias", down.bias, bias))
         changes = {
-            name: _changed(name, parameter, change) for name, parameter, change in parts if change is not None
+            name: changed(name, parameter, change) for name, parameter, change in parts if change is not None
         }
         if not changes:
             return self._patch((), editor, ())
@@ -235,32 +233,6 @@ class HostAdapter:
         if site not in self.sites():
             raise RequestError(f"layer {site} has no fact MLP: expected {self.sites()[0]}")
         return self.model.fact_mlp.down
-
-
-def _changed(name: str, parameter: Tensor, change: Tensor) -> Tensor:
-    """parameter + change, in the parameter's dtype and on its device."""
-    if not torch.isfinite(change).all():
-        raise NonFiniteError(f"the change of {name} holds NaN or infinity: nothing was written")
-    old, change = exact(parameter), exact(change)
-    new = (old + change).to(parameter.dtype)
-    lost = (new.double() - old - change).norm()
-    if lost > CAST_LOSS * change.norm():
-        share = float(lost / change.norm())
-        logger.warning("%.0f %% of the change of %s got lost in %s", 100 * share, name, parameter.dtype)
-    return new.to(parameter.device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in the mode in which it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def last_rows(model: MlpSwapForCausalLM, prompts: Prompts, *, chunk: int = 1024) -> Rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,13 +14,22 @@ from mlpswap.registry import labels_of
 from mlpswap.tasks.base import Batch
 
 
+class Context(NamedTuple):
+    """A prompt and the token in it, counted from 0, whose MLP output is edited."""
+
+    ids: tuple[int, ...]
+    edited: int
+
+
 @dataclass(frozen=True)
 class EditRequest:
     """After `prompt_ids` the model shall say `target_ids`.
 
     `key_position` is the token, counted from 0 within `prompt_ids`, whose MLP output is edited: the last
     one for the host. `old_target_ids` is what the model says now, if known; `group` ties several prompts of
-    one fact together. Raises `RequestError`, with the id, for an empty prompt or target and for a position
+    one fact together. Two fields are for the editors' original protocols: `prefixed`, the same prompt after
+    other text, and `essence`, a neutral prompt that ends with the edited token, at which the model shall go
+    on as before. Raises `RequestError`, with the id, for an empty prompt or target and for a position
     outside of the prompt.
     """
 
@@ -29,6 +39,8 @@ class EditRequest:
     target_ids: tuple[int, ...]
     old_target_ids: tuple[int, ...] | None = None
     group: str | None = None
+    prefixed: tuple[Context, ...] = ()
+    essence: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"request '{printable(self.id)}'"
@@ -36,11 +48,16 @@ class EditRequest:
             raise RequestError(f"{where}: the prompt is empty")
         if not self.target_ids:
             raise RequestError(f"{where}: the target is empty")
-        if not 0 <= self.key_position < len(self.prompt_ids):
-            raise RequestError(
-                f"{where}: key_position {self.key_position} lies outside of the prompt's "
-                f"{len(self.prompt_ids)} tokens"
-            )
+        for ids, edited in self.contexts:
+            if not 0 <= edited < len(ids):
+                raise RequestError(
+                    f"{where}: key_position {edited} lies outside of the prompt's {len(ids)} tokens"
+                )
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        """The bare prompt, and then the prefixed ones."""
+        return (Context(self.prompt_ids, self.key_position), *self.prefixed)
 
     @property
     def unchanged(self) -> bool:

@@ -8,6 +8,7 @@ were optimised by itself. And one trajectory serves many settings: fewer steps a
 early stop is a snapshot per row.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,11 +43,33 @@ class ResidualOptions:
             raise ConfigError(f"early_stop must be positive or null: found {self.early_stop}")
 
 
+class Losses(ABC):
+    """The losses of n edits as functions of their residuals. `output`, (n, d), is what the residuals change."""
+
+    output: Tensor
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | Tensor) -> "Losses": ...
+
+    @abstractmethod
+    def nll(self, r: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """-log softmax at the targets, in nats; differentiable in r."""
+
+    def nll_and_gradient(self, r: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n d"]]:
+        """Each row's loss and its gradient by its own residual."""
+        with torch.enable_grad():
+            r = r.detach().requires_grad_()
+            losses = self.nll(r)
+            (gradient,) = torch.autograd.grad(losses.sum(), r)
+        return losses.detach(), gradient
+
+
 @dataclass(frozen=True, eq=False)
-class Objective:
-    """The loss of n edits as a function of their residuals: hidden = rest + gate * (output + r), logits =
-    head(hidden).
-    """
+class Objective(Losses):
+    """In closed form: hidden = rest + gate * (output + r), logits = head(hidden)."""
 
     gate: Float[Tensor, " n"]
     rest: Float[Tensor, "n d"]
@@ -61,17 +84,8 @@ class Objective:
         return Objective(self.gate[rows], self.rest[rows], self.output[rows], self.targets[rows], self.head)
 
     def nll(self, r: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """-log softmax at the targets, in nats; differentiable in r."""
         hidden = self.rest + self.gate[:, None] * (self.output + r)
         return F.cross_entropy(self.head(hidden), self.targets, reduction="none")
-
-    def nll_and_gradient(self, r: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n d"]]:
-        """Each row's loss and its gradient by its own residual."""
-        with torch.enable_grad():
-            r = r.detach().requires_grad_()
-            losses = self.nll(r)
-            (gradient,) = torch.autograd.grad(losses.sum(), r)
-        return losses.detach(), gradient
 
 
 @dataclass
@@ -112,7 +126,7 @@ class ResidualRun:
 
 @torch.no_grad()
 def optimise_residuals(
-    objective: Objective, options: Sequence[ResidualOptions], *, rows: int = 256
+    objective: Losses, options: Sequence[ResidualOptions], *, rows: int = 256
 ) -> list[ResidualRun]:
     """One run for each of `options`, as if each edit and each option had been run alone.
 
@@ -140,7 +154,7 @@ def optimise_residuals(
     return [merged[option] for option in options]
 
 
-def _trajectory(objective: Objective, group: Sequence[ResidualOptions]) -> dict[ResidualOptions, Tensor]:
+def _trajectory(objective: Losses, group: Sequence[ResidualOptions]) -> dict[ResidualOptions, Tensor]:
     """Snapshots of one run, for options of the same lr and weight decay."""
     r = torch.zeros_like(objective.output)
     adam = Adam(group[0].lr, group[0].weight_decay)

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlpswap.errors import CheckpointError, ConfigError, NonFiniteError, RunFolderError
 from mlpswap.facts import FactSet
@@ -35,6 +35,14 @@ def tensor_sha256(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order, whatever its device."""
     flat = tensor.detach().cpu().contiguous().flatten()
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """One hash over names, types, shapes and bytes of all parameters."""
+    parts = [
+        (name, str(p.dtype), list(p.shape), tensor_sha256(p)) for name, p in sorted(model.named_parameters())
+    ]
+    return _json_sha256(parts)
 
 
 def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
@@ -59,12 +67,8 @@ class StrictCheckpoints:
         generation_config: Any
 
     def state_sha256(self) -> str:
-        """One hash over names, types, shapes and bytes of all parameters."""
-        parts = [
-            (name, str(p.dtype), list(p.shape), tensor_sha256(p))
-            for name, p in sorted(self.named_parameters())  # type: ignore[attr-defined]
-        ]
-        return _json_sha256(parts)
+        """See `parameters_sha256`."""
+        return parameters_sha256(self)  # type: ignore[arg-type]
 
     def save_pretrained(
         self,
