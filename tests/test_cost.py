@@ -134,6 +134,19 @@ def test_an_error_in_a_build_ends_its_own_search_only():
     assert found[1].size == 46
 
 
+def test_two_searches_share_a_build():
+    known = {}
+
+    def record(cell, outcome):
+        assert (cell.identity, outcome.size, outcome.seed) not in known
+        known[cell.identity, outcome.size, outcome.seed] = outcome
+
+    searches = [(cell(name=name), verify(46, [0], smaller=False)) for name in ("one", "other")]
+    found = dict(run_searches(searches, known, workers=1, seconds=60, record=record))
+    assert found[0].outcomes == found[1].outcomes
+    assert len(known) == 1
+
+
 def test_what_is_known_is_not_built():
     done = build_and_measure(cell(), 46, 0)
     ((_, found),) = run_searches(

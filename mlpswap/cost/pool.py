@@ -73,8 +73,8 @@ def run_searches(
 ) -> Iterator[tuple[int, Found]]:
     """Drive all searches and yield (number, what was found) as each ends.
 
-    A build that is `known` is not done again. `record` is told of every new one, in the order in which they end. A
-    build of more than `seconds` is ended, with accuracy None. A search ends at an error with the status "error".
+    A build that is `known` is not done again; `record` is told of every new one, in the order in which they end, and
+    adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with the status "error".
     """
     pending: deque[tuple[int, Cell, int, int]] = deque()
     ended: deque[tuple[int, Found]] = deque()
@@ -110,6 +110,11 @@ def run_searches(
             while ended:
                 yield ended.popleft()
             while pending:
+                number, cell, size, seed = pending[0]
+                if (outcome := known.get((cell.identity, size, seed))) is not None:  # built for another search since
+                    pending.popleft()
+                    advance(number, outcome)
+                    continue
                 idle = next((worker for worker in team if worker.task is None), None)
                 if idle is None and len(team) < workers:
                     team.append(idle := Worker())
