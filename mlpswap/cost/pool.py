@@ -111,7 +111,9 @@ def run_searches(
                 yield ended.popleft()
             while pending:
                 number, cell, size, seed = pending[0]
-                if (outcome := known.get((cell.identity, size, seed))) is not None:  # built for another search since
+                if (
+                    outcome := known.get((cell.identity, size, seed))
+                ) is not None:  # built for another search since
                     pending.popleft()
                     advance(number, outcome)
                     continue
