@@ -74,7 +74,8 @@ def run_searches(
     """Drive all searches and yield (number, what was found) as each ends.
 
     A build that is `known` is not done again; `record` is told of every new one, in the order in which they end, and
-    adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with the status "error".
+    adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with the
+    status "error".
     """
     pending: deque[tuple[int, Cell, int, int]] = deque()
     ended: deque[tuple[int, Found]] = deque()
