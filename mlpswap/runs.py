@@ -113,7 +113,7 @@ def _open(folder: Path, resume: bool) -> None:
     if not resume:
         if (folder / "results.json").exists():
             raise RunFolderError(
-                f"output_dir {folder} holds a finished run; choose another, or pass --overwrite (or --resume)"
+                f"output_dir {folder} holds a finished run; choose another, or pass --overwrite"
             )
         if begun:
             raise RunFolderError(

@@ -176,6 +176,8 @@ def print_summary(folder: Path, outcome: Any) -> None:
             beside = f"  (the commonest value alone: {majority:.4g})" if name == "value_accuracy" else ""
             print(f"{name:28} {metrics[name]:.4g}{beside}")
     print(f"run folder: {folder}")
+    if (folder / "report.html").exists():
+        print(f"report: {folder / 'report.html'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

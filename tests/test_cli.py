@@ -227,7 +227,10 @@ def test_swap_and_ask_from_the_shell(trained, tmp_path, capsys):
     assert results["metrics"]["efficacy"] == 1.0
     assert [row["after"] for row in results["rows"]] == [other]
     assert "finished run" in _fails(capsys, *words)
+    capsys.readouterr()
+    words[2] = f"changes={json.dumps({book: old})}"
     assert main([*words, "construction=hebbian", "--overwrite"]) == 0
+    assert "note: no fact has another value than before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

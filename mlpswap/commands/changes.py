@@ -122,5 +122,9 @@ def tell(patch: Any, rows: list[dict[str, Any]], metrics: Mapping[str, float], w
     for name in ("efficacy", "specificity"):
         if name in metrics:
             print(f"{name:12} {metrics[name]:.4f}")
+    if not patch.altered:
+        print("note: no fact has another value than before")
+    elif metrics.get("efficacy") == 0:
+        print("note: no altered fact is answered with its new value; other settings may do better")
     for name, path in (("model", where / "model"), ("patch", where / "patch.safetensors")):
         print(f"{name}: {path}")

@@ -90,7 +90,7 @@ class ChangesConfig:
 @dataclass
 class SwapConfig(ChangesConfig):
     construction: str | None = option(
-        None, "how to build the new fact MLP; null: gd, in the kind and width of the one in place"
+        None, "how to build the new fact MLP; null: hebbian for a bilinear one in place, else gd"
     )
     options: dict[str, Any] = option(factory=dict, help="options of the construction")
     allow_partial: bool = option(False, "go on with a fact MLP that does not store everything")
