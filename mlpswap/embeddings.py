@@ -70,6 +70,8 @@ def ill_condition(table: Float[Tensor, "n d"], kappa: float, profile: str = "log
     n, d = table.shape
     if not 1 <= kappa < math.inf:
         raise EmbeddingsError(f"kappa = {kappa}: a condition number is finite and at least 1")
+    if kappa * torch.finfo(table.dtype).eps > 0.1:
+        raise EmbeddingsError(f"kappa = {kappa:.3g} is beyond {table.dtype}: the table must be float64")
     if profile not in PROFILES:
         raise EmbeddingsError(f"unknown profile '{profile}': expected one of {', '.join(PROFILES)}")
     if n < d:

@@ -97,10 +97,18 @@ class KernelStore(Store):
         """w(1)^2 / E[w(s)^2]."""
 
         def square(s: float) -> float:
-            return float(self.weight(torch.tensor(s, dtype=torch.float64), d)) ** 2
+            return float(self.weight(torch.tensor(s, dtype=torch.float64), d).square())
 
-        mean = mean_over_similarities(square, d, self.bends(d), gaussian=gaussian)
-        return square(1.0) / mean if mean > 0 else math.inf  # less than float64 can hold
+        signal = square(1.0)
+        try:
+            mean = mean_over_similarities(square, d, self.bends(d), gaussian=gaussian)
+        except OverflowError:
+            mean = math.inf
+        if not 0 < signal < math.inf:
+            raise ConfigError(
+                f"store '{self.label}': its signal, the weight of a memory asked for, is 0 or overflows"
+            )
+        return signal / mean if mean > 0 else math.inf  # less than float64 can hold
 
     @torch.no_grad()
     def measured(
@@ -208,7 +216,7 @@ class AttentionStore(KernelStore):
         if not gaussian:
             return super().capacity(d)
         beta = self.temperature(d)
-        exponent = 2 * beta - 2 * beta**2 / d
+        exponent = 2 * beta - 2 * (beta * beta) / d  # inf where beta**2 would raise
         return math.exp(exponent) if exponent < 700 else math.inf
 
     def parameters(self, memories: int, d: int) -> int:
@@ -271,7 +279,7 @@ def make_stores(entries: Sequence[Mapping[str, Any]], where: str = "") -> list[S
     made = []
     for number, entry in enumerate(entries):
         place, name = f"{where}stores[{number}]", entry.get("name")
-        if name not in STORES:
+        if not isinstance(name, str) or name not in STORES:
             raise ConfigError(f"{place}.name = {name}: expected one of {', '.join(STORES)}")
         options = {key: value for key, value in entry.items() if key != "name"}
         made.append(build_options(STORES[name], options, place))

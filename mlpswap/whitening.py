@@ -29,6 +29,8 @@ def whitening(
     check_table(table)
     if not 0 <= alpha <= 1:
         raise EmbeddingsError(f"alpha = {alpha}: the strength of a whitening lies between 0 and 1")
+    if not 0 < eps < 1:
+        raise EmbeddingsError(f"eps = {eps}: expected a small positive share of the mean eigenvalue")
     rows = table.double()
     if center:
         rows = rows - rows.mean(dim=0)

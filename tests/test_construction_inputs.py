@@ -8,7 +8,8 @@ import torch
 from mlpswap.constructions import FactMLP, FactMLPConfig, build_fact_mlp
 from mlpswap.constructions.base import KINDS
 from mlpswap.constructions.readout import ridge_readout
-from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstructionError
+from mlpswap.embeddings import spherical
+from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstructionError, NonFiniteError
 from tests.test_constructions import attempt, every_construction, facts, generator
 
 BILINEAR = [("hebbian", {}), ("gd", {"kind": "bilinear"})]
@@ -125,3 +126,13 @@ def test_an_mlp_can_be_sent_to_another_process(kind):
     mlp = FactMLP(FactMLPConfig.of_kind(kind, 4, 6))
     again = pickle.loads(pickle.dumps(mlp))
     assert again.act is mlp.act
+
+
+@pytest.mark.parametrize("scale", [1e30])
+def test_scores_that_overflow_are_no_accuracy(scale):
+    """Finite weights, finite keys: it is the products that leave float32, and all comparisons with NaN are false."""
+    keys = scale * spherical(12, 8, torch.Generator().manual_seed(0))
+    with pytest.raises(NonFiniteError, match="overflow in torch.float32"):
+        build_fact_mlp(
+            keys, keys, torch.arange(12), "gauss_newton", h=16, generator=torch.Generator().manual_seed(1)
+        )

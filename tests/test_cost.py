@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import multiprocessing
+import os
+import signal
 import time
 
 import pytest
@@ -12,8 +15,10 @@ from mlpswap.cli import main
 from mlpswap.constructions import build_fact_mlp
 from mlpswap.cost.pool import run_searches
 from mlpswap.cost.probe import Cell, accuracy, build_and_measure, fact_bits, rounded, values_of
+from mlpswap.cost.run import read_probes
 from mlpswap.cost.search import smallest_size, verify
 from mlpswap.embeddings import spherical
+from mlpswap.errors import CheckpointError
 from mlpswap.report.cost import cost_picture
 
 SMALL = ["facts=[48]", "d=[16]", "seeds=[0, 1]", "workers=2"]
@@ -97,6 +102,9 @@ def test_without_a_search_sizes_are_verified(tmp_path, capsys):
         (["constructions=[{construction: gd}, {construction: gd}]"], "called 'gd'"),
         (["constructions=[{construction: gd}]", "search=false"], "'gd' has none"),
         (["constructions=[{construction: gd}]", "kappa=[0.5]"], "kappa"),
+        (["constructions=[{construction: gd}]", "kappa=[1e30]"], "kappa"),
+        (["constructions=[{construction: gd, published: 3, published_seeds: []}]"], "published_seeds"),
+        (['constructions=[{construction: gd, label: "a\\nb"}]'], "label"),
         (["constructions=[{construction: gd}]", "facts=[]"], "facts"),
         (["constructions=[{construction: gd}]", "seeds=[1, 1]"], "seeds"),
         (["constructions=[{construction: gd}]", "embeddings=cubic"], "cubic"),
@@ -132,6 +140,44 @@ def test_an_error_in_a_build_ends_its_own_search_only():
     assert found[0].status == "error"
     assert "no_such_thing" in found[0].outcomes[0].figures["error"]
     assert found[1].size == 46
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"accuracy": "1.0"},
+        {"accuracy": 7},
+        {"accuracy": math.nan},
+        {"seconds": "x"},
+        {"accuracy_int8": None},
+        {"h": None},
+    ],
+)
+def test_a_build_on_record_must_be_whole(tmp_path, damage):
+    """Half a record would end in the table, or decide where a search goes."""
+    outcome = build_and_measure(cell(), 46, 0)
+    line = {"cell": cell().to_dict(), "size": 46, "seed": 0, "accuracy": outcome.accuracy, **outcome.figures}
+    (tmp_path / "good").write_text(json.dumps(line) + "\n")
+    assert read_probes(tmp_path / "good", 60) == {(cell().identity, 46, 0): outcome}
+    (tmp_path / "bad").write_text(json.dumps(line | damage) + "\n")
+    with pytest.raises(CheckpointError, match="of a build"):
+        read_probes(tmp_path / "bad", 60)
+
+
+def test_a_worker_that_somebody_ends_is_replaced():
+    """Idle ones as well as those that build."""
+    ended = []
+
+    def record(*_):
+        for child in multiprocessing.active_children():
+            if not ended or child.pid not in ended:
+                ended.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+
+    searches = [(cell(name=str(seed)), verify(46, [seed], smaller=False)) for seed in (0, 1)]
+    found = dict(run_searches(searches, {}, workers=1, seconds=60, record=record))
+    assert [found[number].size for number in (0, 1)] == [46, 46]
 
 
 def test_two_searches_share_a_build():

@@ -55,6 +55,11 @@ def test_what_never_succeeds_is_given_up():
     assert max(size for size, _ in asked) == 100
 
 
+def test_where_nothing_ends_in_time_the_search_says_so():
+    found, _ = drive(smallest_size(8, [0], largest=16), lambda *_: None)
+    assert (found.size, found.status) == (None, "capped")
+
+
 def test_a_smaller_size_that_took_too_long_makes_the_result_an_upper_bound():
     found, _ = drive(
         smallest_size(64, [0], precision=1e-6),

@@ -131,3 +131,11 @@ def test_a_spike_stretches_one_direction():
     assert torch.allclose(spike(table, 0.0, generator(1)), table)
     with pytest.raises(EmbeddingsError, match="row 0"):
         spike(torch.zeros(2, 3), 1.5, generator())
+
+
+def test_a_condition_number_beyond_the_precision_is_refused():
+    """float32 would silently give another one."""
+    table = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(EmbeddingsError, match="must be float64"):
+        ill_condition(table, 1e12)
+    assert condition_number(ill_condition(table.double(), 1e12)) == pytest.approx(1e12, rel=1e-3)

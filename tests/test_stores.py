@@ -215,3 +215,18 @@ def test_a_wrong_key_of_the_verb_is_named(word, tmp_path, capsys, monkeypatch):
     assert main(["stores", word]) == 2
     assert word.split("=")[0] in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"name": "mlp", "activation": "silu", "power": 1000000000},
+        {"name": "mlp", "activation": "hermite2", "power": 1},
+    ],
+)
+def test_a_store_without_a_signal_is_refused(store):
+    (made,) = make_stores([store])
+    with pytest.raises(ConfigError, match="its signal, the weight of a memory asked for, is 0 or overflows"):
+        made.capacity(8)
+    with pytest.raises(ConfigError, match="name"):
+        make_stores([{"name": [1]}])

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlpswap.errors import ConfigError, InfeasibleConstructionError
+from mlpswap.errors import ConfigError, InfeasibleConstructionError, NonFiniteError
 
 logger = logging.getLogger(__name__)
 
@@ -278,6 +278,8 @@ def report(
     margin, margin_vocabulary = (
         torch.cat(parts) for parts in zip(*_margin_chunks(mlp, keys, values, mapping, others), strict=True)
     )
+    if margin_vocabulary.isnan().any():
+        raise NonFiniteError(f"the scores overflow in {dtype}: keys or values are too long for it")
     bits = len(keys) * math.log2(len(values)) / mlp.parameters_count
     made = BuildReport(
         construction=name,

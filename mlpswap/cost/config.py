@@ -6,6 +6,7 @@ from typing import Any
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
 
+LARGEST_KAPPA = 1e5
 TABLES = ("spherical", "gaussian", "kaiming_uniform")
 
 
@@ -26,6 +27,12 @@ class Entry:
             raise ConfigError("constructions: an entry has no key 'construction'")
         if self.varies is not None and self.varies in self.options:
             raise ConfigError(f"{self.name}: '{self.varies}' is varied, so it cannot stand among the options")
+        if not self.name.isprintable():
+            raise ConfigError(
+                f"constructions: the label {self.name!r} holds a line break or a control character"
+            )
+        if not self.published_seeds:
+            raise ConfigError(f"{self.name}: published_seeds is empty: expected at least one")
         for name in ("size", "published"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{self.name}: {name} = {value}: expected at least 1")
@@ -73,8 +80,11 @@ class CostConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}: expected numbers of at least {least}")
         if self.embeddings not in TABLES:
             raise ConfigError(f"embeddings = {self.embeddings}: expected one of {', '.join(TABLES)}")
-        if any(kappa != 0 and kappa < 1 for kappa in self.kappa):
-            raise ConfigError(f"kappa = {self.kappa}: a condition number is at least 1 (0: as drawn)")
+        if not all(kappa == 0 or 1 <= kappa <= LARGEST_KAPPA for kappa in self.kappa):
+            raise ConfigError(
+                f"kappa = {self.kappa}: a condition number is at least 1 (0: as drawn), and at most "
+                f"{LARGEST_KAPPA:.0e} in the float32 of the finished MLP"
+            )
         if not all(0 <= alpha <= 1 for alpha in self.alpha):
             raise ConfigError(f"alpha = {self.alpha}: expected strengths from 0 to 1")
         if not 0 <= self.error < 1 or not 0 < self.precision < 1:

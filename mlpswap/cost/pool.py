@@ -2,6 +2,8 @@
 
 import logging
 import multiprocessing
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +50,7 @@ def _serve(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     logging.disable(logging.WARNING)  # an MLP that stores too little is what a search is about
     pipe.send(None)
     while True:
@@ -61,6 +64,14 @@ def _serve(pipe: Connection) -> None:
             pipe.send(outcome)
         except (EOFError, BrokenPipeError, KeyboardInterrupt):
             return
+
+
+def _end_with_the_parent() -> None:
+    """A parent that is killed can end nobody, and a build may take hours."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_searches(
@@ -118,6 +129,9 @@ def run_searches(
                     pending.popleft()
                     advance(number, outcome)
                     continue
+                for worker in [each for each in team if each.task is None and not each.process.is_alive()]:
+                    team.remove(worker)  # somebody ended it: another takes its place
+                    worker.end()
                 idle = next((worker for worker in team if worker.task is None), None)
                 if idle is None and len(team) < workers:
                     team.append(idle := Worker())

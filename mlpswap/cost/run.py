@@ -155,6 +155,20 @@ def rows_of(config: CostConfig, tasks: list[Task], found: dict[int, Found]) -> l
     return rows
 
 
+def require_complete(outcome: Outcome) -> None:
+    """Raise `ValueError` for a build that lacks what the table shows of it."""
+    accuracy = outcome.accuracy
+    if accuracy is None or (accuracy == 0 and "infeasible" in outcome.figures):
+        return
+    if isinstance(accuracy, bool) or not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        raise ValueError(f"accuracy = {accuracy!r} of a build: expected a share")
+    for name in ("h", "parameters", "margin", "seconds", "accuracy_bf16", "accuracy_int8"):
+        if not isinstance(outcome.figures.get(name), int | float):
+            raise ValueError(f"{name} = {outcome.figures.get(name)!r} of a build: expected a number")
+    if not isinstance(outcome.figures["factored_parameters"], int | None):
+        raise ValueError("factored_parameters of a build: expected a whole number or null")
+
+
 def read_probes(path: Path, seconds: float) -> dict[tuple[str, int, int], Outcome]:
     """The builds of an earlier part of the run; those that ended for a shorter time limit, or an error, are left out.
 
@@ -169,6 +183,7 @@ def read_probes(path: Path, seconds: float) -> dict[tuple[str, int, int], Outcom
             content = json.loads(line)
             cell, size, seed = Cell(**content.pop("cell")), content.pop("size"), content.pop("seed")
             outcome = Outcome(size, seed, content.pop("accuracy"), content)
+            require_complete(outcome)
             if outcome.accuracy is not None or outcome.figures.get("capped_after", 0) >= seconds:
                 known[cell.identity, size, seed] = outcome
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -59,7 +59,9 @@ def smallest_size(
     low, high = 0, min(max(guess, 1), largest)
     while not (yield from succeeds(high)):
         if high == largest:
-            return Found(None, high, "none", known[high])
+            return Found(
+                None, high, "none" if known[high][-1].accuracy is not None else "capped", known[high]
+            )
         low, high = high, min(2 * high, largest)
     while low == 0 and high > 1:
         if (yield from succeeds(high // 2)):

@@ -191,6 +191,8 @@ class Patch:
     def load(cls, path: str | Path) -> "Patch":
         """Read a saved patch, on the CPU. Raises `CheckpointError` for damaged or mismatched files."""
         path = _checked(path)
+        if not path.is_file():
+            raise CheckpointError(f"{path} cannot be read: there is no such file")
         beside = path.with_suffix(".json")
         sidecar = read_json(beside)
         if not isinstance(sidecar, dict) or sidecar.get("schema") != SCHEMA:
