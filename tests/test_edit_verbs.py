@@ -105,7 +105,7 @@ def test_a_patch_goes_on_and_off_from_the_shell(trained, tmp_path, capsys, pairs
         (["apply", "model={run}"], "patch is missing"),
         (["apply", "patch=x.safetensors"], "model is missing"),
         (["apply", "model={run}", "patch=x.json"], "ends in .safetensors"),
-        (["undo", "model={run}", "patch=gone.safetensors"], "gone.json"),
+        (["undo", "model={run}", "patch=gone.safetensors"], "gone.safetensors cannot be read: there is no such file"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_sentence_and_leaves_nothing(
