@@ -17,7 +17,7 @@ from mlpswap.constructions.base import FactMLP, FactMLPConfig
 from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
 from mlpswap.facts import FactSet, counted
 from mlpswap.model.lookup import FactLookup
-from mlpswap.model.saving import _json_sha256, read_json, read_tensors, require_finite, tensor_sha256
+from mlpswap.model.saving import json_sha256, read_json, read_tensors, require_finite, tensor_sha256
 from mlpswap.runs import replacing, write_text
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Patch:
                 save_file(tensors, temporary)
         except (OSError, SafetensorError) as error:
             raise RunFolderError(f"the patch cannot be saved to {path}: {error}") from error
-        sidecar = content | {"sha256": _json_sha256(content)}
+        sidecar = content | {"sha256": json_sha256(content)}
         write_text(path.with_suffix(".json"), json.dumps(sidecar, indent=1) + "\n")
 
     def _tensors(self, *sides: Literal["old", "new"]) -> Iterator[tuple[str, Tensor]]:
@@ -197,7 +197,7 @@ class Patch:
         sidecar = read_json(beside)
         if not isinstance(sidecar, dict) or sidecar.get("schema") != SCHEMA:
             raise CheckpointError(f"{beside} does not describe a patch of schema {SCHEMA}")
-        if sidecar.pop("sha256", None) != _json_sha256(sidecar):
+        if sidecar.pop("sha256", None) != json_sha256(sidecar):
             raise CheckpointError(f"{beside} is not the one that was saved (SHA-256 differs)")
         try:
             tensors = read_tensors(path, sidecar["tensors"])

@@ -42,7 +42,7 @@ def parameters_sha256(model: nn.Module) -> str:
     parts = [
         (name, str(p.dtype), list(p.shape), tensor_sha256(p)) for name, p in sorted(model.named_parameters())
     ]
-    return _json_sha256(parts)
+    return json_sha256(parts)
 
 
 def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
@@ -52,7 +52,8 @@ def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
         raise NonFiniteError(f"{what}: NaN or infinity in {', '.join(bad)}")
 
 
-def _json_sha256(content: Any) -> str:
+def json_sha256(content: Any) -> str:
+    """SHA-256 of the content as JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -125,7 +126,7 @@ class StrictCheckpoints:
         (folder / CARD).write_text(model_card(self.config, self.facts, self.history), encoding="utf-8")
         files = [path for path in sorted(folder.iterdir()) if path.name not in (WEIGHTS, CARD)]
         record = {
-            "config": _json_sha256(self.config.own_fields()),
+            "config": json_sha256(self.config.own_fields()),
             "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
             "tensors": {name: tensor_sha256(tensor) for name, tensor in sorted(tensors.items())},
         }
@@ -187,7 +188,7 @@ class StrictCheckpoints:
             if tensor.shape != shapes[name]:
                 found, wanted = tuple(tensor.shape), tuple(shapes[name])
                 raise CheckpointError(f"{path}: tensor {name} is {found}, but {CONFIG} asks for {wanted}")
-        if _json_sha256(config.own_fields()) != record["config"]:
+        if json_sha256(config.own_fields()) != record["config"]:
             raise CheckpointError(f"{folder / CONFIG} is not the one that was saved ({RECORD})")
         return tensors
 
