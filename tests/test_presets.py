@@ -20,6 +20,7 @@ def test_a_preset_is_valid_down_to_the_options_of_each_method(name):
 def test_all_presets_are_there():
     assert set(PRESETS) == {
         "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
+        "books_edit_16k",
         "books_paper", "edit_tiny", "edit_paper", "yardstick", "stores", "sequential", "sequential_tiny",
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What can be set about a benchmark. Light to import: `--help` needs nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,11 @@ from mlpswap.config import option
 from mlpswap.errors import ConfigError
 
 MODES = ("independent", "batch", "sequential")
+# Published shares of 16,384 facts as (altered, preserved): arXiv 2512.00207, A.3.4, and its released code.
+PRESETS = {
+    "paper": ((327, 1311), (819, 3277), (1638, 6554)),
+    "released": ((328, 16056), (819, 15565), (1638, 14746)),
+}
 
 
 @dataclass
@@ -21,7 +27,8 @@ class ContestConfig:
     derange: bool = option(False, "every altered fact gets another value; false: a few keep theirs by chance")
     editors: list[dict[str, Any]] = option(
         factory=lambda: [{"name": "swap"}],
-        help="editors by name with their options; a benchmark also takes `grid: released` for every published setting",
+        help="editors by name with their options; a benchmark also takes `grid: released` for every published setting, and "
+        "`grid: {lr: [0.05, 0.5]}` for every combination of these",
     )
     report: bool = option(True, "write report.html at the end")
 
@@ -31,25 +38,50 @@ class ContestConfig:
         for number, editor in enumerate(self.editors):
             if "name" not in editor:
                 raise ConfigError(f"editors[{number}]: key 'name' is missing")
-            extra = set(editor) - {"name", "grid"}
-            if "grid" in editor and extra:
-                raise ConfigError(
-                    f"editors[{number}]: a grid sets all options itself; found {', '.join(sorted(extra))} besides"
-                )
+            check_grid(f"editors[{number}]", editor)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads = {self.threads}: expected at least 1")
 
 
+def check_grid(where: str, editor: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a grid that leaves open which settings it has."""
+    grid = editor.get("grid", "")
+    if isinstance(grid, Mapping):
+        for name, values in grid.items():
+            if name in editor:
+                raise ConfigError(f"{where}: {name} has one value, and others in the grid")
+            if not isinstance(values, list) or not values:
+                raise ConfigError(f"{where}.grid.{name} = {values}: expected a list of values")
+        return
+    if not isinstance(grid, str):
+        raise ConfigError(f"{where}.grid = {grid}: expected a name or lists of values by option")
+    extra = set(editor) - {"name", "grid"}
+    if grid and extra:
+        raise ConfigError(
+            f"{where}: a grid sets all options itself; found {', '.join(sorted(extra))} besides"
+        )
+
+
 @dataclass
 class BenchmarkConfig(ContestConfig):
+    preset: str | None = option(
+        None,
+        f"splits of a published benchmark on 16,384 facts: {' | '.join(PRESETS)}; null: those in `splits`",
+    )
     splits: list[dict[str, Any]] = option(
         factory=list,
         help="facts to alter and to preserve, as [{altered: 26}, ...]; preserved: null is all others",
+    )
+    screen: bool = option(
+        False,
+        "rank each grid on a sample of the prompts first, and score only its best settings on all of them",
     )
     predictions: int = option(10, "altered and preserved prompts whose top five answers are kept, per split")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.preset is not None:
+            self.use_preset(self.preset)
         if not self.splits:
             raise ConfigError("splits is empty: give at least one, as in splits=[{altered: 26}]")
         for number, split in enumerate(self.splits):
@@ -66,6 +98,18 @@ class BenchmarkConfig(ContestConfig):
                     )
         if self.predictions < 0:
             raise ConfigError(f"predictions = {self.predictions}: expected at least 0")
+
+    def use_preset(self, name: str) -> None:
+        """Set `splits`; grids of the other preset of an editor become those of this one."""
+        if name not in PRESETS:
+            raise ConfigError(f"preset = {name}: expected one of {', '.join(PRESETS)}")
+        splits = [{"altered": altered, "preserved": preserved} for altered, preserved in PRESETS[name]]
+        if self.splits and self.splits != splits:
+            raise ConfigError(f"preset = {name} has splits of its own: found others besides")
+        self.splits = splits
+        self.editors = [
+            editor | {"grid": name} if editor.get("grid") in PRESETS else editor for editor in self.editors
+        ]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One editor on one split: its settings are tried and scored, its best ones measured closely and saved.
+"""What editors compete in: their settings, the exam on one split, and the rows that come of it.
 
 An editor may be anybody's code. Whatever it does wrong costs its own rows and no one else's: a row without a score
 says what went wrong.
@@ -6,10 +6,9 @@ says what went wrong.
 
 import json
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,18 @@ from mlpswap.editing.evaluation import (
     patched_fact_mlp,
     scores,
 )
-from mlpswap.errors import ConfigError, NonFiniteError, RegistryError, SingularMomentError
+from mlpswap.errors import ConfigError, NonFiniteError, SingularMomentError
 from mlpswap.facts import printable
 from mlpswap.model import Patch
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get, labels_of, plug_in
-from mlpswap.runs import finite_or_null
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "single_layer"
 RATIOS = ("nonfact_ce_ratio", "nonfact_word_ce_ratio", "nonfact_ppl_ratio")
 SCORES = (*PROBES, "success", "score_harmonic", "score_geometric", *RATIOS)
+SAMPLE = 2048  # preserved facts on which settings are screened
 
 Row = dict[str, Any]
 
@@ -66,12 +65,14 @@ def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     name = str(entry["name"])
     editor = get(EDITORS, name)
     where = f"editor {name}"
-    points = [{key: value for key, value in entry.items() if key != "name"}]
-    if "grid" in entry:
+    points = [{key: value for key, value in entry.items() if key not in ("name", "grid")}]
+    if isinstance(grid := entry.get("grid"), Mapping):
+        points = [points[0] | dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    elif grid is not None:
         if not hasattr(editor, "grid"):
             raise ConfigError(f"{where} has no grid; give its options instead")
-        with plug_in(f"{where}, grid {entry['grid']}"):
-            points = list(editor.grid(str(entry["grid"])))
+        with plug_in(f"{where}, grid {grid}"):
+            points = list(editor.grid(str(grid)))
             if not points:
                 raise ConfigError("expected at least one setting, found none")
     return editor, [build_options(editor.Config, point, where) for point in points]
@@ -79,16 +80,19 @@ def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True, eq=False)
 class Exam:
-    """What every editor is asked on one split, and how its answers are scored."""
+    """What every editor is asked on one split, and how its answers are scored. `sample`: fewer of the same prompts, on
+    which settings are screened.
+    """
 
     split: Split
     seed: int
     probes: Probes
+    sample: Probes | None
     requests: list[EditRequest]
     statistics: Statistics | None
 
     @classmethod
-    def of(cls, base: Base, split: Split, seed: int) -> "Exam":
+    def of(cls, base: Base, split: Split, seed: int, *, screen: bool = False) -> "Exam":
         groups = {
             "altered": split.altered,
             "preserved": split.preserved,
@@ -96,60 +100,13 @@ class Exam:
         }
         probes = Probes.of(base.model, base.task, split.after, **groups, names=PROBES)
         statistics = preserved_statistics(base.adapter, base.task, split)
-        return cls(split, seed, probes, requests_of(base.adapter, base.task, split), statistics)
+        requests = requests_of(base.adapter, base.task, split)
+        sample = probes.sample(SAMPLE, generator(seed, "screening", len(split.altered))) if screen else None
+        return cls(split, seed, probes, sample, requests, statistics)
 
     def generator(self) -> torch.Generator:
         """The same draws for every editor and setting."""
         return generator(self.seed, "edit", len(self.split.altered))
-
-
-def compete(
-    base: Base, exam: Exam, contender: Contender, file: Path, advance: Callable[[], Any]
-) -> tuple[list[Row], FactMLP | None]:
-    """Rows of the grid with the oracle and the selected row, and the fact MLP of the oracle row, whose patch goes to `file`.
-
-    `advance` is called after each setting. Without a setting that can be scored there is no best one, and the MLP is None.
-    """
-    label = contender.label
-    rows: list[Row] = []
-    best: dict[str, tuple[float, Row, Patch]] = {}
-    for old in (file, file.with_suffix(".json")):
-        old.unlink(missing_ok=True)
-    settings = [with_ridge(config, exam.statistics) for config in contender.settings]
-    stream: Iterator[Any] | None = None
-    for place, config in enumerate(settings):
-        try:
-            with plug_in(f"{label} failed"):
-                if stream is None:
-                    stream = edits(base, exam, contender.editor, settings[place:])
-                began = time.perf_counter()
-                result: Any = next(stream, None)
-                seconds = time.perf_counter() - began
-                row, half = score(base, exam, label, config, result, seconds)
-        except RegistryError as error:
-            stream = None  # a generator that has raised is over
-            rows.append(failure(exam, label, config, error))
-        else:
-            rows.append(row)
-            for kind, value in (("oracle", row["score_harmonic"]), ("selected", half)):
-                value = -1.0 if math.isnan(value) else value
-                if kind not in best or value > best[kind][0]:
-                    best[kind] = (value, row, result.patch)
-        advance()
-    mlp = None
-    try:
-        with plug_in(f"{label} failed"):
-            base.require_unchanged()
-            if best:
-                mlp = patched_fact_mlp(base.model, best["oracle"][2])
-                save_patch(best["oracle"][2], file)
-    except RegistryError as error:
-        if isinstance(error.__cause__, OSError):  # ours: the disk
-            raise error.__cause__ from None
-        base.reopen()
-        return [failure(exam, label, config, error) for config in settings], None
-    rows += [close_up(base, exam, row, patch, kind) for kind, (_, row, patch) in best.items()]
-    return finite_or_null(rows), mlp
 
 
 def with_ridge(config: Any, statistics: Statistics | None) -> Any:
@@ -180,14 +137,20 @@ def edits(base: Base, exam: Exam, editor: Any, settings: Sequence[Any]) -> Itera
     )
 
 
-def score(base: Base, exam: Exam, label: str, config: Any, result: Any, seconds: float) -> tuple[Row, float]:
-    """The row of one setting, and its score on the half of the facts that settings are selected on."""
-    found = outcomes(base.model, checked_result(base.model, result), exam.probes)
-    measured = scores(exam.probes, found) | {
+def score(
+    base: Base, exam: Exam, label: str, config: Any, result: Any, seconds: float, probes: Probes
+) -> tuple[Row, float]:
+    """The row of one setting, and its score on the half of the facts that settings are selected on.
+
+    Raises `ConfigError` if the editor has written to the model.
+    """
+    base.require_unchanged()
+    found = outcomes(base.model, checked_result(base.model, result), probes)
+    measured = scores(probes, found) | {
         "seconds": seconds,
         "notes": remarks(label, result, len(exam.requests)),
     }
-    half = scores(exam.probes, found, exam.split.chosen)["score_harmonic"]
+    half = scores(probes, found, exam.split.chosen)["score_harmonic"]
     return blank_row(exam, label, config) | measured, half
 
 

@@ -1,4 +1,4 @@
-"""What is done of a benchmark: a line of `metrics.jsonl` for each editor on each split, so that no row is lost."""
+"""What is done of a benchmark, in `metrics.jsonl`: a line for each setting, then one for the editor on its split."""
 
 import json
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Progress:
-    """The finished editors in the order in which they came; a run that is resumed goes on after them.
+    """The finished editors and settings in the order in which they came; a run that is resumed goes on after them.
 
-    Lines that a kill cut short, of another base, or of an editor that failed are dropped: those editors run again.
+    Lines that a kill cut short, of another base, or of a failure are dropped: those editors and settings run again.
     """
 
     def __init__(self, folder: Path, model: str):
@@ -33,13 +33,36 @@ class Progress:
 
     def find(self, split: str, editor: str) -> dict[str, Any] | None:
         """The line of an editor on a split, both by their labels."""
-        return next((line for line in self.lines if (line["split"], line["editor"]) == (split, editor)), None)
+        return next((line for line in self._of(split, editor) if line["event"] == "editor"), None)
 
     def add(self, split: str, editor: str, **content: Any) -> None:
-        """Write one more line."""
-        line = {"event": "editor", "model": self.model, "split": split, "editor": editor} | content
-        self.lines.append(finite_or_null(line))
+        """Write the line of an editor, whose rows take the place of the lines of its settings."""
+        mine = self._of(split, editor)
+        self.lines = [line for line in self.lines if line not in mine]
+        self.lines.append(self._line("editor", split, editor, content))
         self._write()
 
+    def settings(self, split: str, editor: str) -> list[dict[str, Any]]:
+        """The lines of the settings that an unfinished editor has done."""
+        return [line for line in self._of(split, editor) if line["event"] == "setting"]
+
+    def add_setting(self, split: str, editor: str, **content: Any) -> None:
+        """Write the line of a setting."""
+        self.lines.append(self._line("setting", split, editor, content))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_text(self.lines[-1]))
+
+    def _of(self, split: str, editor: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if (line["split"], line["editor"]) == (split, editor)]
+
+    def _line(self, event: str, split: str, editor: str, content: dict[str, Any]) -> dict[str, Any]:
+        return finite_or_null(
+            {"event": event, "model": self.model, "split": split, "editor": editor} | content
+        )
+
     def _write(self) -> None:
-        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines))
+        write_text(self.path, "".join(map(_text, self.lines)))
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"

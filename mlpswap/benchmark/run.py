@@ -13,11 +13,13 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from mlpswap.benchmark.base import Base, open_run, read_base, regime
+from mlpswap.benchmark.compete import compete
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.contest import Contender, Exam, Row, compete, contenders
+from mlpswap.benchmark.contest import Contender, Exam, Row, contenders
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.show import headline, print_table, show_answers
 from mlpswap.benchmark.splits import Split, make_splits, split_labels
+from mlpswap.benchmark.trials import steps_of
 from mlpswap.config import to_plain
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
@@ -91,7 +93,7 @@ def run_editors(run: Run) -> tuple[list[Row], list[dict[str, Any]]]:
     labels = split_labels(split.size for split in splits)
     rows: list[Row] = []
     answers: list[dict[str, Any]] = []
-    total = len(splits) * sum(len(each.settings) for each in run.entered)
+    total = len(splits) * sum(steps_of(len(each.settings), config.screen) for each in run.entered)
     with (
         (run.folder / "predictions.jsonl").open("w", encoding="utf-8") as predictions,
         tqdm(
@@ -109,7 +111,7 @@ def run_split(
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """All editors on one split: their rows, and the answers of their best settings. Finished ones are not run again."""
     began, base = time.perf_counter(), run.base
-    exam = Exam.of(base, split, run.config.seed)
+    exam = Exam.of(base, split, run.config.seed, screen=run.config.screen)
     run.clock("collect", time.perf_counter() - began)
     rows: list[Row] = []
     best: dict[str, FactMLP | None] = {}
@@ -121,9 +123,9 @@ def run_split(
             best[name] = (
                 patched_fact_mlp(base.model, Patch.load(file)) if done["patch"] else base.model.fact_mlp
             )
-            advance(len(contender.settings))
+            advance(steps_of(len(contender.settings), run.config.screen))
         else:
-            found, best[name] = compete(base, exam, contender, file, advance)
+            found, best[name] = compete(base, exam, contender, file, run.progress, label, advance)
             seconds = time.perf_counter() - began
             run.progress.add(label, name, rows=found, seconds=seconds, patch=file.is_file())
         run.clock(name, seconds)

@@ -198,6 +198,17 @@ class Probes:
             )
         return cls(caches, task.target_ids(task.facts)[altered].to(model.device))
 
+    def sample(self, preserved: int, generator: torch.Generator) -> "Probes":
+        """The core probes with one paraphrase of each altered fact and at most `preserved` preserved facts."""
+        paraphrase, specificity = self.caches["paraphrase"], self.caches["specificity"]
+        shuffled = torch.randperm(len(paraphrase), generator=generator).to(paraphrase.facts.device)
+        _, groups = torch.unique(paraphrase.facts, return_inverse=True)
+        one = torch.zeros(int(groups.max()) + 1 if len(groups) else 0, dtype=torch.long, device=groups.device)
+        one[groups[shuffled]] = shuffled
+        some = torch.randperm(len(specificity), generator=generator)[:preserved].to(specificity.facts.device)
+        caches = {"efficacy": self.caches["efficacy"], "paraphrase": paraphrase[one.sort().values]}
+        return Probes(caches | {"specificity": specificity[some.sort().values]}, self.old)
+
 
 def outcomes(
     model: MlpSwapForCausalLM, mlp: FactMLP, probes: Probes, names: Sequence[str] = CORE
