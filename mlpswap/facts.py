@@ -53,7 +53,9 @@ def text_fault(text: str) -> str | None:
         return "blank"
     if "\0" in text:
         return "NUL"
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return "surrogate"  # half of a character: no UTF-8 file can hold it
     return None
 
@@ -144,6 +146,10 @@ class FactSet:
         """Position of `key`. Raises `FactsError` with the nearest key."""
         return _position("key", key, self._key_positions)
 
+    def value_index(self, value: str) -> int:
+        """Position of `value` among the values. Raises `FactsError` with the nearest value."""
+        return _position("value", value, self._value_positions)
+
     def value_of(self, key: str) -> str:
         """The value of `key`. Raises `FactsError` with the nearest key."""
         return self.values[self.mapping[self.index(key)]]
@@ -177,8 +183,8 @@ class FactSet:
             raise FactsError(f"changes must be a mapping from keys to values: found {_shown(changes)}")
         mapping = list(self.mapping)
         for key, value in changes.items():
-            mapping[self.index(key)] = _position("value", value, self._value_positions)
-        return FactSet(self.keys, self.values, tuple(mapping))
+            mapping[self.index(key)] = self.value_index(value)
+        return self._remapped(mapping)
 
     def permute(
         self, generator: torch.Generator, *, indices: Sequence[int] | None = None, derange: bool = False
@@ -198,7 +204,15 @@ class FactSet:
         mapping = list(self.mapping)
         for position, value in zip(chosen, new.tolist(), strict=True):
             mapping[position] = value
-        return FactSet(self.keys, self.values, tuple(mapping))
+        return self._remapped(mapping)
+
+    def _remapped(self, mapping: Sequence[int]) -> "FactSet":
+        """The same keys and values, which need no second check, under another mapping."""
+        other = object.__new__(FactSet)
+        for name in ("keys", "values", "_key_positions", "_value_positions"):
+            other.__dict__[name] = getattr(self, name)
+        other.__dict__["mapping"] = tuple(mapping)
+        return other
 
     def _without_fixed_points(self, old: Tensor, new: Tensor, generator: torch.Generator) -> Tensor:
         """Swap each fact that kept its value with a random one for which both then differ.

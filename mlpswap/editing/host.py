@@ -79,7 +79,7 @@ class HostAdapter:
                 else self.vocabulary.id_of(WORD, word)
                 for word in words
             ]
-            self.facts.alter({key: value})
+            self.facts.value_index(value)
         except FactsError as error:
             raise RequestError(f"request '{printable(id)}': {error}") from error
         if self.vocabulary.bos_id is not None:
