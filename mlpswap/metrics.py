@@ -63,15 +63,73 @@ def rows_of(model, a: Float[Tensor, "n d"]) -> Rows:
     return Rows(model.norm_input(a), gate, rest)
 
 
+@dataclass(frozen=True, eq=False)
+class Rivals:
+    """What settles most of `is_top1` without the vocabulary, for fact MLPs that answer much as a reference does.
+
+    `tokens` have the k largest logits with the reference, `ceiling` is the next one, `direction` is the head's direction.
+    No other token can have more than `ceiling` plus the distance between both directions times the longest embedding.
+    """
+
+    tokens: Int[Tensor, "n k"]
+    ceiling: Float[Tensor, " n"]
+    direction: Float[Tensor, "n d"]
+
+    SLACK = 1e-4  # of the largest possible logit: closer calls are left to the exact comparison
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model, y: Float[Tensor, "n d"], *, k: int = 64, chunk: int = 1024) -> "Rivals | None":
+        """From outputs of the mixture with the reference; None where the vocabulary has no more than k tokens."""
+        table = model.get_output_embeddings().weight
+        if len(table) <= k:
+            return None
+        parts = []
+        for some in y.split(chunk):
+            direction = model.head_direction(some)
+            best = (direction @ table.T).topk(k + 1, dim=1)
+            parts.append((best.indices[:, :k], best.values[:, k], direction))
+        return cls(*map(torch.cat, zip(*parts, strict=True))) if parts else None
+
+    def __getitem__(self, index: Tensor | slice) -> "Rivals":
+        return Rivals(self.tokens[index], self.ceiling[index], self.direction[index])
+
+    def settle(
+        self, direction: Float[Tensor, "n d"], wanted: Int[Tensor, " n"], table: Float[Tensor, "V d"]
+    ) -> tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]:
+        """(whether `wanted` is on top, whether that is certain)."""
+        longest = table.norm(dim=1).max()
+        right = torch.einsum("nd,nd->n", direction, table[wanted])
+        logits = torch.einsum("nd,nkd->nk", direction, table[self.tokens])
+        best = logits.masked_fill(self.tokens == wanted[:, None], float("-inf")).amax(dim=1)
+        others = self.ceiling + longest * (direction - self.direction).norm(dim=1)
+        slack = self.SLACK * longest * direction.norm(dim=1)
+        won = right > torch.maximum(best, others) + slack
+        return won, won | (best > right + slack)
+
+
 @torch.no_grad()
 def is_top1(
-    model, y: Float[Tensor, "n d"], wanted: Int[Tensor, " n"], *, block: int = 4096
+    model,
+    y: Float[Tensor, "n d"],
+    wanted: Int[Tensor, " n"],
+    *,
+    rivals: Rivals | None = None,
+    block: int = 4096,
 ) -> Bool[Tensor, " n"]:
-    """Whether `wanted` has strictly the largest logit; exact, in blocks of the vocabulary, dropping rows once beaten."""
+    """Whether `wanted` has strictly the largest logit; exact, in blocks of the vocabulary, dropping rows once beaten.
+
+    The last tokens of a vocabulary are the values, so the likeliest rivals come first. Rows that `rivals` settle need no
+    more.
+    """
     direction, table = model.head_direction(y), model.get_output_embeddings().weight
-    right = torch.einsum("nd,nd->n", direction, table[wanted])
+    result = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     alive = torch.arange(len(y), device=y.device)
-    for start in range(0, len(table), block):
+    if rivals is not None:
+        result, certain = rivals.settle(direction, wanted, table)
+        alive = alive[~certain]
+    right = torch.einsum("nd,nd->n", direction, table[wanted])
+    for start in reversed(range(0, len(table), block)):
         columns = table[start : start + block]
         logits = direction[alive] @ columns.T  # (alive, block)
         own = wanted[alive] - start
@@ -82,7 +140,6 @@ def is_top1(
         right[alive] = torch.where(inside, mine, right[alive])
         logits.scatter_(1, position, torch.where(inside, float("-inf"), mine)[:, None])
         alive = alive[logits.amax(dim=1) < right[alive]]
-    result = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     result[alive] = True
     return result
 

@@ -7,7 +7,7 @@ says what went wrong.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from mlpswap.editing.evaluation import (
 from mlpswap.errors import ConfigError, NonFiniteError, SingularMomentError
 from mlpswap.facts import printable
 from mlpswap.model import Patch
+from mlpswap.model.saving import parameters_sha256
 from mlpswap.randomness import generator
 from mlpswap.registry import EDITORS, get, labels_of, plug_in
 
@@ -81,7 +82,8 @@ def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 @dataclass(frozen=True, eq=False)
 class Exam:
     """What every editor is asked on one split, and how its answers are scored. `sample`: fewer of the same prompts, on
-    which settings are screened.
+    which settings are screened. `marked`: the scores of fact MLPs by their hash, since many settings of a grid come to
+    the same weights.
     """
 
     split: Split
@@ -90,6 +92,7 @@ class Exam:
     sample: Probes | None
     requests: list[EditRequest]
     statistics: Statistics | None
+    marked: dict[str, tuple[dict[str, float], float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, base: Base, split: Split, seed: int, *, screen: bool = False) -> "Exam":
@@ -99,6 +102,7 @@ class Exam:
             "edit_template": split.edit_template,
         }
         probes = Probes.of(base.model, base.task, split.after, **groups, names=PROBES)
+        probes = probes.with_rivals(base.model)
         statistics = preserved_statistics(base.adapter, base.task, split)
         requests = requests_of(base.adapter, base.task, split)
         sample = probes.sample(SAMPLE, generator(seed, "screening", len(split.altered))) if screen else None
@@ -145,13 +149,17 @@ def score(
     Raises `ConfigError` if the editor has written to the model.
     """
     base.require_unchanged()
-    found = outcomes(base.model, checked_result(base.model, result), probes)
-    measured = scores(probes, found) | {
-        "seconds": seconds,
-        "notes": remarks(label, result, len(exam.requests)),
-    }
-    half = scores(probes, found, exam.split.chosen)["score_harmonic"]
-    return blank_row(exam, label, config) | measured, half
+    mlp = checked_result(base.model, result)
+    marks = f"{mlp.config} {parameters_sha256(mlp)} {id(probes)}"
+    if marks not in exam.marked:
+        found = outcomes(base.model, mlp, probes)
+        exam.marked[marks] = (
+            scores(probes, found),
+            scores(probes, found, exam.split.chosen)["score_harmonic"],
+        )
+    measured, half = exam.marked[marks]
+    told = {"seconds": seconds, "notes": remarks(label, result, len(exam.requests))}
+    return blank_row(exam, label, config) | measured | told, half
 
 
 def checked_result(model: Any, result: Any) -> FactMLP:

@@ -11,7 +11,7 @@ the other way round.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mlpswap.editing.host import evaluating, last_rows
 from mlpswap.editing.requests import Prompts
 from mlpswap.errors import ConfigError
 from mlpswap.facts import FactSet
-from mlpswap.metrics import Rows, is_top1, rows_of, token_nll
+from mlpswap.metrics import Rivals, Rows, is_top1, rows_of, token_nll
 from mlpswap.model.modeling import MlpSwapForCausalLM
 from mlpswap.model.patch import Patch
 from mlpswap.tasks.base import IGNORE, Batch, Task
@@ -51,17 +51,26 @@ DEFINITIONS: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class PromptCache:
-    """Rows at the value position of n prompts, the wanted token of each, and the fact that it asks for."""
+    """Rows at the value position of n prompts, the wanted token of each, and the fact that it asks for.
+
+    `rivals` change no score, only how long it takes.
+    """
 
     rows: Rows
     wanted: Int[Tensor, " n"]
     facts: Int[Tensor, " n"]
+    rivals: Rivals | None = None
 
     def __len__(self) -> int:
         return len(self.wanted)
 
     def __getitem__(self, index: Tensor | slice) -> "PromptCache":
-        return PromptCache(self.rows[index], self.wanted[index], self.facts[index])
+        rivals = None if self.rivals is None else self.rivals[index]
+        return PromptCache(self.rows[index], self.wanted[index], self.facts[index], rivals)
+
+    def with_rivals(self, model: MlpSwapForCausalLM) -> "PromptCache":
+        """The same, faster to score for many fact MLPs that differ little from the one in place."""
+        return replace(self, rivals=Rivals.of(model, self.rows.mixed(model.fact_mlp)))
 
     @classmethod
     def of(
@@ -95,8 +104,8 @@ def correct(
     """Whether each prompt's wanted token is the top answer with `mlp` in place; stops at the first rival."""
     with evaluating(model):
         parts = [
-            is_top1(model, cache.rows[start : start + chunk].mixed(mlp), cache.wanted[start : start + chunk])
-            for start in range(0, len(cache), chunk)
+            is_top1(model, part.rows.mixed(mlp), part.wanted, rivals=part.rivals)
+            for part in (cache[start : start + chunk] for start in range(0, len(cache), chunk))
         ]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
@@ -197,6 +206,12 @@ class Probes:
                 model, task.batch(fact, template, targets=targets, table=table), fact
             )
         return cls(caches, task.target_ids(task.facts)[altered].to(model.device))
+
+    def with_rivals(self, model: MlpSwapForCausalLM) -> "Probes":
+        """The same, with the preserved facts, whose answers most fact MLPs leave alone, made for many of them."""
+        with evaluating(model):
+            ready = self.caches["specificity"].with_rivals(model)
+        return Probes(dict(self.caches) | {"specificity": ready}, self.old)
 
     def sample(self, preserved: int, generator: torch.Generator) -> "Probes":
         """The core probes with one paraphrase of each altered fact and at most `preserved` preserved facts."""
