@@ -281,7 +281,7 @@ def test_an_exception_half_way_leaves_the_model_as_it_was(bench, name, monkeypat
     def stop(logits, *others, **named):
         raise MemoryError("no room for the logits")
 
-    monkeypatch.setattr(type(model), "head", stop)
+    monkeypatch.setattr(type(model), "head_direction", stop)
     with pytest.raises(MemoryError):
         bench.edit(name)
     assert model.state_sha256() == before

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from mlpswap.editing import HostAdapter, Objective, ResidualOptions, optimise_residuals
+from mlpswap.editing.residuals import TokenNll
 from mlpswap.errors import ConfigError
+from mlpswap.randomness import generator
 from tests.reference import books_host, residuals_one_by_one
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,13 +41,30 @@ def golden():
     tensors = load_file(GOLDEN / "residual_opt.safetensors")
     runs = json.loads((GOLDEN / "residual_opt.json").read_text())["runs"]
 
-    def head(x):
-        rms = x / (x.square().mean(dim=-1, keepdim=True) + 1e-30).sqrt()
-        return rms * tensors["ln_f_weight"] @ tensors["unembedding"].T
+    def direction(x):
+        return x / (x.square().mean(dim=-1, keepdim=True) + 1e-30).sqrt() * tensors["ln_f_weight"]
 
     gate, output = tensors["gate"], tensors["fact_out"]
     rest = tensors["block_out"] - gate[:, None] * output
-    return tensors, runs, Objective(gate, rest, output, tensors["targets"], head)
+    return tensors, runs, Objective(gate, rest, output, tensors["targets"], direction, tensors["unembedding"])
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_the_loss_in_blocks_is_the_loss(block, monkeypatch):
+    """Against torch's own, with its gradient, for logits from tiny to huge."""
+    monkeypatch.setattr("mlpswap.editing.residuals.VOCABULARY_BLOCK", block)
+    source = generator(0, "blocks")
+    table = torch.randn(30, 5, generator=source, dtype=torch.float64)
+    targets = torch.randint(30, (8,), generator=source)
+    for scale in (1e-3, 1.0, 300.0):
+        direction = scale * torch.randn(8, 5, generator=source, dtype=torch.float64)
+        direction.requires_grad_()
+        found = TokenNll.apply(direction, table, targets)
+        wanted = F.cross_entropy(direction @ table.T, targets, reduction="none")
+        torch.testing.assert_close(found, wanted)
+        weights = torch.rand(8, generator=source, dtype=torch.float64)
+        gradients = [torch.autograd.grad((each * weights).sum(), direction)[0] for each in (found, wanted)]
+        torch.testing.assert_close(*gradients)
 
 
 def test_published_runs(golden):
@@ -117,7 +137,8 @@ def test_float32_is_close_to_float64(golden):
     single = Objective(
         *(getattr(objective, name).float() for name in ("gate", "rest", "output")),
         objective.targets,
-        lambda y: objective.head(y.double()).float(),
+        lambda y: objective.direction(y.double()).float(),
+        objective.table.float(),
     )
     option = ResidualOptions(25, 0.05)
     (double,), (found,) = optimise_residuals(objective, [option]), optimise_residuals(single, [option])

@@ -169,7 +169,8 @@ class HostAdapter:
             rows.rest.to(working),
             output.to(working),
             targets,
-            lambda y: self.model.head(y.to(own)).to(working),
+            lambda y: self.model.head_direction(y.to(own)).to(working),
+            self.model.get_output_embeddings().weight.detach().to(working),
         )
 
     def residuals(

@@ -10,14 +10,16 @@ early stop is a snapshot per row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from mlpswap.errors import ConfigError
+
+VOCABULARY_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -67,25 +69,59 @@ class Losses(ABC):
         return losses.detach(), gradient
 
 
+class TokenNll(torch.autograd.Function):
+    """-log softmax(direction @ table.T) at the targets, and its gradient along with it.
+
+    The vocabulary passes in blocks, each softmax so far rescaled as a larger logit turns up, so that no n x V logits are
+    held, let alone kept for a backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, direction: Float[Tensor, "n d"], table: Float[Tensor, "V d"], targets: Int[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        top = direction.new_full((len(direction), 1), float("-inf"))
+        total, pull = torch.zeros_like(top), torch.zeros_like(direction)
+        for columns in table.split(VOCABULARY_BLOCK):
+            logits = direction @ columns.T
+            largest = torch.maximum(top, logits.amax(dim=1, keepdim=True))
+            rescaled = (top - largest).exp()
+            weights = logits.sub_(largest).exp_()
+            total = total * rescaled + weights.sum(dim=1, keepdim=True)
+            if ctx.needs_input_grad[0]:
+                pull = pull * rescaled + weights @ columns
+            top = largest
+        own = table[targets]
+        ctx.save_for_backward(pull / total - own)
+        return (total.log() + top).squeeze(1) - (direction * own).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return upstream[0][:, None] * gradient, None, None
+
+
 @dataclass(frozen=True, eq=False)
 class Objective(Losses):
-    """In closed form: hidden = rest + gate * (output + r), logits = head(hidden)."""
+    """In closed form: hidden = rest + gate * (output + r), logits = direction(hidden) @ table.T."""
 
     gate: Float[Tensor, " n"]
     rest: Float[Tensor, "n d"]
     output: Float[Tensor, "n d"]
     targets: Int[Tensor, " n"]
-    head: Callable[[Tensor], Tensor]
+    direction: Callable[[Tensor], Tensor]
+    table: Float[Tensor, "V d"]
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, rows: slice | Tensor) -> "Objective":
-        return Objective(self.gate[rows], self.rest[rows], self.output[rows], self.targets[rows], self.head)
+        parts = {name: getattr(self, name)[rows] for name in ("gate", "rest", "output", "targets")}
+        return replace(self, **parts)
 
     def nll(self, r: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         hidden = self.rest + self.gate[:, None] * (self.output + r)
-        return F.cross_entropy(self.head(hidden), self.targets, reduction="none")
+        return TokenNll.apply(self.direction(hidden), self.table, self.targets)
 
 
 @dataclass
@@ -126,12 +162,12 @@ class ResidualRun:
 
 @torch.no_grad()
 def optimise_residuals(
-    objective: Losses, options: Sequence[ResidualOptions], *, rows: int = 256
+    objective: Losses, options: Sequence[ResidualOptions], *, rows: int = 1024
 ) -> list[ResidualRun]:
     """One run for each of `options`, as if each edit and each option had been run alone.
 
     Options that share lr and weight decay share one trajectory. `rows` edits are held at a time, which
-    bounds the memory at rows x V logits.
+    bounds the memory of what they compute.
     """
     wanted = list(dict.fromkeys(options))
     groups: dict[tuple[float, float], list[ResidualOptions]] = {}

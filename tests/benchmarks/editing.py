@@ -1,26 +1,34 @@
-"""Editing 256 facts: batched residuals and scoring against one prompt at a time through the whole model.
+"""Editing: batched residuals and scoring against one prompt at a time through the whole model.
 
-    python -m tests.benchmarks.editing
+    python -m tests.benchmarks.editing                       # 10 % of 256 facts, a host made here
+    python -m tests.benchmarks.editing RUN_FOLDER            # 10 % of the facts of a trained host
 
 The references are those of `tests/reference.py`, which the tests hold equal to the fast path. They are timed on a part of the
 prompts, and seconds per prompt are compared.
 """
 
+import sys
 import time
 
 import torch
 
+from mlpswap.benchmark.base import the_task
 from mlpswap.benchmark.splits import make_split, requests_of
 from mlpswap.editing import HostAdapter, ResidualOptions
 from mlpswap.editing.evaluation import Probes, correct
+from mlpswap.model.find import load_host
 from tests.reference import answers_one_by_one, books_host, residuals_one_by_one
 
 REQUESTS, PROMPTS = 3, 200  # of the references
 
 
-def main() -> dict[str, float]:
-    task, model = books_host(256, d=128, h=40, dtype=torch.float32)
-    split = make_split(task, 26, None, seed=0)
+def main(folder: str | None = None) -> dict[str, float]:
+    if folder is None:
+        task, model = books_host(256, d=128, h=40, dtype=torch.float32)
+    else:
+        model = load_host(folder)
+        task = the_task(model)
+    split = make_split(task, len(task.facts) // 10, None, seed=0)
     adapter = HostAdapter(model)
     requests = requests_of(adapter, task, split)
     options = ResidualOptions(steps=100, lr=0.5)
@@ -60,4 +68,4 @@ def main() -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # two threads beside other load wait for each other, and distort the ratio
-    main()
+    main(*sys.argv[1:])
