@@ -107,6 +107,13 @@ def test_unknown_names_are_refused_with_the_request(adapter, prompt, key, value,
         adapter.request(prompt, key, value, id="mine")
 
 
+def test_what_is_no_text_is_refused(adapter):
+    with pytest.raises(RequestError, match="request 'k0': prompt must be text: found NoneType"):
+        adapter.request(None, "k0", "v0")
+    with pytest.raises(RequestError, match="value must be text: found int"):
+        adapter.request("The writer of {book} is", "k0", 3)
+
+
 def test_requests_from_a_task_are_those_in_words():
     """Data sets go through ids, people through words: both must ask for the same."""
     task, model = books_host()

@@ -90,6 +90,15 @@ def test_what_cannot_be_phrased_is_refused_with_the_id():
     ):
         with pytest.raises(RequestError, match=f"request 'mine': .*{said}"):
             adapter.request(prompt, subject, target, id="mine")
+    for said, texts in (
+        ("prompt must be text: found NoneType", (None, "Minos", "old")),
+        ("subject must be text: found int", ("{} is", 3, "old")),
+        ("target must be text: found bytes", ("{} is", "Minos", b"old")),
+    ):
+        with pytest.raises(RequestError, match=f"request 'mine': {said}"):
+            adapter.request(*texts, id="mine")
+    with pytest.raises(RequestError, match="request None: id must be text: found NoneType"):
+        adapter.request("{} is", None, "old")
     merging = Phrasing(byte_pairs(*["is old"] * 9))
     with pytest.raises(RequestError, match="'old' changes the tokens of the prompt"):
         merging.request("Alba {}", "is", "old")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.reading import changed, evaluating
-from mlpswap.editing.requests import EditRequest, Prompts
+from mlpswap.editing.requests import EditRequest, Prompts, require_texts
 from mlpswap.editing.residuals import Objective, ResidualOptions, ResidualRun, optimise_residuals
 from mlpswap.errors import FactsError, RequestError
 from mlpswap.facts import FactSet, printable
@@ -65,6 +65,7 @@ class HostAdapter:
         not know.
         """
         id = key if id is None else id
+        require_texts(id=id, prompt=prompt, key=key, value=value)
         words = prompt.split(" ")
         if sum(bool(_HOLE.fullmatch(word)) for word in words) != 1:
             raise RequestError(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from mlpswap.editing.requests import Context, EditRequest
+from mlpswap.editing.requests import Context, EditRequest, require_texts
 from mlpswap.errors import ConfigError, RequestError
 from mlpswap.facts import printable
 
@@ -58,6 +58,8 @@ class Phrasing:
         `RequestError` with the id, by default the subject.
         """
         id = subject if id is None else id
+        old = {} if old_target is None else {"old_target": old_target}
+        require_texts(id=id, prompt=prompt, subject=subject, target=target, separator=separator, **old)
         where = f"request '{printable(id)}'"
         holes = list(_HOLE.finditer(prompt))
         if len(holes) != 1:

@@ -21,6 +21,15 @@ class Context(NamedTuple):
     edited: int
 
 
+def require_texts(**texts: object) -> None:
+    """Raise `RequestError` naming the first that is no text, and the request by its `id`."""
+    for name, found in texts.items():
+        if not isinstance(found, str):
+            raise RequestError(
+                f"request {printable(repr(texts['id']))}: {name} must be text: found {type(found).__name__}"
+            )
+
+
 @dataclass(frozen=True)
 class EditRequest:
     """After `prompt_ids` the model shall say `target_ids`.
