@@ -6,6 +6,7 @@ prompts: attention, router and language expert do not depend on the fact MLP, so
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +31,9 @@ DEFINITIONS: dict[str, str] = {
     "heldout_accuracy": "value_accuracy on templates 17-32, never trained",
     "heldout_accuracy_after_swap": "fact_adaptive_accuracy on templates 17-32",
 }
+
+
+VOCABULARY_BLOCK = 4096  # columns that pass at a time
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def is_top1(
     wanted: Int[Tensor, " n"],
     *,
     rivals: Rivals | None = None,
-    block: int = 4096,
+    block: int = VOCABULARY_BLOCK,
 ) -> Bool[Tensor, " n"]:
     """Whether `wanted` has strictly the largest logit; exact, in blocks of the vocabulary, dropping rows once beaten.
 
@@ -144,14 +148,46 @@ def is_top1(
     return result
 
 
+class TokenNll(torch.autograd.Function):
+    """-log softmax(direction @ table.T) at the targets, and its gradient along with it.
+
+    The vocabulary passes in blocks, each softmax so far rescaled as a larger logit turns up, so that no n x V logits are
+    held, let alone kept for a backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, direction: Float[Tensor, "n d"], table: Float[Tensor, "V d"], targets: Int[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        top = direction.new_full((len(direction), 1), float("-inf"))
+        total, pull = torch.zeros_like(top), torch.zeros_like(direction)
+        for columns in table.split(VOCABULARY_BLOCK):
+            logits = direction @ columns.T
+            largest = torch.maximum(top, logits.amax(dim=1, keepdim=True))
+            rescaled = (top - largest).exp()
+            weights = logits.sub_(largest).exp_()
+            total = total * rescaled + weights.sum(dim=1, keepdim=True)
+            if ctx.needs_input_grad[0]:
+                pull = pull * rescaled + weights @ columns
+            top = largest
+        own = table[targets]
+        ctx.save_for_backward(pull / total - own)
+        return (total.log() + top).squeeze(1) - (direction * own).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return upstream[0][:, None] * gradient, None, None
+
+
 @torch.no_grad()
 def token_nll(
     model, y: Float[Tensor, "n d"], wanted: Int[Tensor, " n"], *, chunk: int = 1024
 ) -> Float[Tensor, " n"]:
     """-log softmax over the full vocabulary at `wanted`, in nats."""
-    parts = []
-    for rows, tokens in zip(y.split(chunk), wanted.split(chunk), strict=True):
-        parts.append(torch.nn.functional.cross_entropy(model.head(rows), tokens, reduction="none"))
+    table = model.get_output_embeddings().weight
+    pairs = zip(y.split(chunk), wanted.split(chunk), strict=True)
+    parts = [TokenNll.apply(model.head_direction(rows), table, tokens) for rows, tokens in pairs]
     return torch.cat(parts) if parts else y.new_zeros(0)
 
 

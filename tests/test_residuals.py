@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from mlpswap.editing import HostAdapter, Objective, ResidualOptions, optimise_residuals
-from mlpswap.editing.residuals import TokenNll
 from mlpswap.errors import ConfigError
+from mlpswap.metrics import TokenNll
 from mlpswap.randomness import generator
 from tests.reference import books_host, residuals_one_by_one
 
@@ -52,7 +52,7 @@ def golden():
 @pytest.mark.parametrize("block", [1, 7, 4096])
 def test_the_loss_in_blocks_is_the_loss(block, monkeypatch):
     """Against torch's own, with its gradient, for logits from tiny to huge."""
-    monkeypatch.setattr("mlpswap.editing.residuals.VOCABULARY_BLOCK", block)
+    monkeypatch.setattr("mlpswap.metrics.VOCABULARY_BLOCK", block)
     source = generator(0, "blocks")
     table = torch.randn(30, 5, generator=source, dtype=torch.float64)
     targets = torch.randint(30, (8,), generator=source)

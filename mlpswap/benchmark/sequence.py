@@ -124,7 +124,7 @@ class Course:
         first, mlp = steps[0], deepcopy(base.model.fact_mlp)
         everyone = torch.cat([step.altered for step in steps]).unique()
         groups = {"altered": everyone, "preserved": first.preserved, "edit_template": first.edit_template}
-        probes = Probes.of(model, base.task, base.task.facts, **groups)
+        probes = Probes.of(model, base.task, base.task.facts, **groups).with_rivals(model)
         kept, edited = probes.caches["specificity"], probes.caches["efficacy"]
         tokens = base.language.rows[slice(0, LOCAL)]
         none = torch.zeros(len(tokens), dtype=torch.long, device=model.device)

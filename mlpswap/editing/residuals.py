@@ -11,15 +11,13 @@ early stop is a snapshot per row.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.errors import ConfigError
-
-VOCABULARY_BLOCK = 4096
+from mlpswap.metrics import TokenNll
 
 
 @dataclass(frozen=True)
@@ -67,38 +65,6 @@ class Losses(ABC):
             losses = self.nll(r)
             (gradient,) = torch.autograd.grad(losses.sum(), r)
         return losses.detach(), gradient
-
-
-class TokenNll(torch.autograd.Function):
-    """-log softmax(direction @ table.T) at the targets, and its gradient along with it.
-
-    The vocabulary passes in blocks, each softmax so far rescaled as a larger logit turns up, so that no n x V logits are
-    held, let alone kept for a backward pass.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, direction: Float[Tensor, "n d"], table: Float[Tensor, "V d"], targets: Int[Tensor, " n"]
-    ) -> Float[Tensor, " n"]:
-        top = direction.new_full((len(direction), 1), float("-inf"))
-        total, pull = torch.zeros_like(top), torch.zeros_like(direction)
-        for columns in table.split(VOCABULARY_BLOCK):
-            logits = direction @ columns.T
-            largest = torch.maximum(top, logits.amax(dim=1, keepdim=True))
-            rescaled = (top - largest).exp()
-            weights = logits.sub_(largest).exp_()
-            total = total * rescaled + weights.sum(dim=1, keepdim=True)
-            if ctx.needs_input_grad[0]:
-                pull = pull * rescaled + weights @ columns
-            top = largest
-        own = table[targets]
-        ctx.save_for_backward(pull / total - own)
-        return (total.log() + top).squeeze(1) - (direction * own).sum(dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return upstream[0][:, None] * gradient, None, None
 
 
 @dataclass(frozen=True, eq=False)
