@@ -53,7 +53,11 @@ def right_answers(logits: Float[Tensor, "T C N"], label: Int[Tensor, " N"]) -> I
 def residuals(logits: Float[Tensor, "T C N"], label: Int[Tensor, " N"]) -> Float[Tensor, "T C N"]:
     """The gradient of each fact's cross-entropy in its logits: softmax less the one-hot label."""
     found = torch.softmax(logits, 1)
-    found.scatter_add_(1, label.expand(len(logits), 1, -1), found.new_full((1, 1, 1), -1.0).expand(len(logits), 1, len(label)))
+    found.scatter_add_(
+        1,
+        label.expand(len(logits), 1, -1),
+        found.new_full((1, 1, 1), -1.0).expand(len(logits), 1, len(label)),
+    )
     return found
 
 

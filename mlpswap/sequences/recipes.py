@@ -73,9 +73,7 @@ class Adam:
         self.square = [state[models] for state in self.square]
         self.age = self.age[models]
 
-    def step(
-        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], rate: Float[Tensor, " T"]
-    ) -> None:
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], rate: Float[Tensor, " T"]) -> None:
         """Change `weights` in place."""
         self.age += 1
         size = rate / (1 - BETAS[0] ** self.age)
@@ -119,11 +117,12 @@ def train(pack: Pack, recipe: Recipe) -> Trained:
         if ended.any():
             last = (stage + 1 == len(rates)) | (peak < recipe.proceed * pack.facts)
             done = ended & (last | (right == pack.facts))
-            onward = (ended & ~done).nonzero().squeeze(1)
+            onward = (ended & running & ~done).nonzero().squeeze(1)
             adam.restart(onward)
+            # The look that ends a stage is the first one of the next.
             stage[onward] += 1
-            epoch[onward] = waited[onward] = 0
-            peak[onward] = -1
+            waited[onward], epoch[onward], peak[onward] = 0, 1, right[onward]
+            found.epochs[model[onward]] += 1
             running &= ~done
             if not running.any():
                 return found
@@ -134,5 +133,4 @@ def train(pack: Pack, recipe: Recipe) -> Trained:
                 gradients = [gradient[left] for gradient in gradients]
                 model, stage, epoch, waited = model[left], stage[left], epoch[left], waited[left]
                 peak, running = peak[left], running[left]
-            stage.clamp_(max=len(rates) - 1)
         adam.step(pack.weights, gradients, rates[stage])
