@@ -112,20 +112,42 @@ def draw_weights(architecture: Architecture, shape: Shape, generator: torch.Gene
 
 
 class _Gather(torch.autograd.Function):
-    """`Reads.gather` with its transpose as its gradient."""
+    """`Reads.gather` with its transpose as its gradient; facts last, over which the other steps are quickest."""
 
     @staticmethod
     def forward(ctx, tables: Tensor, reads: Reads) -> Tensor:
         ctx.reads = reads
-        return reads.gather(tables)
+        return reads.gather(tables).mT.contiguous()  # (T, d, N)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.reads.scatter(gradient.contiguous()), None
+        return ctx.reads.scatter(gradient.mT.contiguous()), None
+
+
+class _Norm(torch.autograd.Function):
+    """x / rms(x) over the width of x (T, d, N)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        scale = (x.square().mean(1, keepdim=True) + EPSILON).rsqrt()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale)
+        return normed
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        normed, scale = ctx.saved_tensors
+        along = (gradient * normed).mean(1, keepdim=True)
+        return torch.addcmul(gradient, normed, along, value=-1).mul_(scale)
 
 
 def _gather(tables: Tensor, reads: Reads) -> Tensor:
     return _Gather.apply(tables, reads)
+
+
+def _read(weight: Tensor, x: Tensor, gain: Tensor | None) -> Tensor:
+    """W x, or W norm(x) where there is a gain; it is cheaper on W (T, rows, d) than on x (T, d, N)."""
+    return torch.bmm(weight, x) if gain is None else torch.bmm(weight * gain[:, None], _Norm.apply(x))
 
 
 class ToyPack:
@@ -142,13 +164,11 @@ class ToyPack:
         drawn = [draw_weights(architecture, shape, generator) for generator in generators]
         self.weights = [torch.stack([torch.cat([w.flatten() for w in each.values()]) for each in drawn])]
         models, tokens = len(drawn), shape.tokens
-        first, second = facts.first[:, None], facts.second[:, None]
-        if architecture.mixing == "dual":
-            self._pairs = Reads(torch.cat([first, second + tokens], dim=1), 2 * tokens, models)
-        else:
-            self._first, self._second = (Reads(column, tokens, models) for column in (first, second))
-            if architecture.mixing == "learned":
-                self._scores = Reads(second * tokens + first, tokens**2, models)
+        first, second = facts.first, facts.second
+        self._pairs = Reads(torch.stack([first, second + tokens], dim=1), 2 * tokens, models)
+        if architecture.mixing == "learned":
+            self._second = Reads(second[:, None], tokens, models)
+            self._scores = Reads((second * tokens + first)[:, None], tokens**2, models)
 
     def named(self) -> dict[str, Tensor]:
         """The weights by name, each (T, ...), as views."""
@@ -164,37 +184,33 @@ class ToyPack:
         r = self._mixed(w)
         x = r
         if switch.mlp:
-            x = torch.bmm(self._norm(r, w.get("mlp_gain")), w["up"].mT)  # (T, N, hidden)
-            x = ACTIVATIONS[switch.activation](x + w["up_bias"][:, None] if switch.bias else x)
-            x = torch.bmm(x, w["down"].mT)
-            x = x + w["down_bias"][:, None] if switch.bias else x
+            x = _read(w["up"], r, w.get("mlp_gain"))  # (T, hidden, N)
+            x = ACTIVATIONS[switch.activation](x + w["up_bias"][:, :, None] if switch.bias else x)
+            x = torch.bmm(w["down"], x)
+            x = x + w["down_bias"][:, :, None] if switch.bias else x
             x = r + x if switch.residual else x
-        logits = torch.bmm(w["unembedding"], self._norm(x, w.get("output_gain")).mT)
+        logits = _read(w["unembedding"], x, w.get("output_gain"))
         return logits + w["unembedding_bias"][:, :, None] if switch.bias else logits
 
-    def _mixed(self, w: dict[str, Tensor]) -> Float[Tensor, "T N d"]:
+    def _mixed(self, w: dict[str, Tensor]) -> Float[Tensor, "T d N"]:
         """r. What depends on one token is worked out once for each token."""
         if self.architecture.mixing == "dual":
             return _gather(torch.cat([w["first_table"], w["second_table"]], dim=1), self._pairs)
-        embedded = [w["table"] + w["position_table"][:, [place]] for place in (0, 1)]  # (T, V, d) each
-        normed = [self._norm(each, w.get("attention_gain")) for each in embedded]
-        carried = torch.bmm(w["output"], w["value"]).mT
-        first, second = (torch.bmm(each, carried) for each in normed)
+        gain = w.get("attention_gain")
+        embedded = [(w["table"] + w["position_table"][:, [place]]).mT for place in (0, 1)]  # (T, d, V) each
+        carried = torch.bmm(w["output"], w["value"])
+        first, second = (_read(carried, each, gain).mT for each in embedded)
+        own = embedded[1].mT
         if self.architecture.mixing == "uniform":
-            return _gather(first / 2, self._first) + _gather(embedded[1] + second / 2, self._second)
-        query = torch.bmm(normed[1], w["query"].mT)
-        keys = [torch.bmm(each, w["key"].mT) for each in normed]
+            return _gather(torch.cat([first / 2, own + second / 2], dim=1), self._pairs)
+        query = _read(w["query"], embedded[1], gain)
+        keys = [_read(w["key"], each, gain) for each in embedded]
         scale = 1 / math.sqrt(self.shape.width)
-        ahead = torch.bmm(query, keys[0].mT) - (query * keys[1]).sum(2, keepdim=True)  # (T, second, first)
-        weight = _gather(torch.sigmoid(ahead * scale).flatten(1)[:, :, None], self._scores)  # A_1, (T, N, 1)
-        alone = _gather(torch.cat([embedded[1] + second, second], dim=2), self._second)
-        alone, second = alone.chunk(2, dim=2)
-        return alone + weight * (_gather(first, self._first) - second)
-
-    def _norm(self, x: Tensor, gain: Tensor | None) -> Tensor:
-        if gain is None:
-            return x
-        return x * (x.square().mean(2, keepdim=True) + EPSILON).rsqrt() * gain[:, None]
+        ahead = torch.bmm(query.mT, keys[0]) - (query * keys[1]).sum(1)[:, :, None]  # (T, second, first)
+        weight = _gather(torch.sigmoid(ahead * scale).flatten(1)[:, :, None], self._scores)  # A_1, (T, 1, N)
+        # r = A_1 (W_o v_1 - W_o v_2) + (e_2 + W_o v_2)
+        moved = _gather(torch.cat([first, -second], dim=1), self._pairs)
+        return torch.addcmul(_gather(own + second, self._second), weight, moved)
 
     def gradients(self) -> tuple[Int[Tensor, " T"], list[Tensor]]:
         leaves = {name: weight.detach().requires_grad_() for name, weight in self.named().items()}
