@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -186,25 +186,30 @@ def effects(rows: Sequence[Mapping[str, Any]], rule: str = "any") -> list[dict[s
         for row in rows
         if row["part"] == "table" and row[rule]
     }
-    steps: list[tuple[str, str, Any, Any]] = [
-        *((f"with {name} / without", name, False, True) for name in ("mlp", "norms", "residual", "bias")),
-        ("gelu / relu", "activation", "relu", "gelu"),
-        ("dual embedding / uniform attention", "mixing", "uniform", "dual"),
-        ("uniform attention / learned attention", "mixing", "learned", "uniform"),
-    ]
     found = []
-    for label, name, before, after in steps:
+    for label, name, before, after, mlp in _STEPS:
         ratios = []
         for architecture, count in facts.items():
-            if getattr(architecture, name) != after:
-                continue
-            other = replace(architecture, **{name: before})
-            if name == "mlp":  # without it, only the norms and the mixing are left to differ
-                other = Architecture(architecture.mixing, False, architecture.norms)
-            if name in ("residual", "bias", "activation") and not architecture.mlp:
-                continue
-            if facts.get(other):
-                ratios.append(count / facts[other])
+            if getattr(architecture, name) == after and architecture.mlp in mlp:
+                other = replace(architecture, **{name: before})
+                if name == "mlp":  # without one, only the norms and the mixing are left to differ
+                    other = Architecture(architecture.mixing, False, architecture.norms)
+                if facts.get(other):
+                    ratios.append(count / facts[other])
         if ratios:
-            found.append({"switch": label, "pairs": len(ratios), "least": min(ratios), "most": max(ratios)})
+            spread = {"least": min(ratios), "median": median(ratios), "most": max(ratios)}
+            found.append({"switch": label, "pairs": len(ratios), **spread})
     return found
+
+
+# What changes, its switch from one value to another, and the models it is seen in: with an MLP, without, or both.
+_STEPS: list[tuple[str, str, Any, Any, tuple[bool, ...]]] = [
+    ("MLP / none", "mlp", False, True, (True,)),
+    ("norms / none, without MLP", "norms", False, True, (False,)),
+    ("norms / none, with MLP", "norms", False, True, (True,)),
+    ("residual / none", "residual", False, True, (True,)),
+    ("bias / none", "bias", False, True, (True,)),
+    ("GELU / ReLU", "activation", "relu", "gelu", (True,)),
+    ("dual embedding / uniform attention", "mixing", "uniform", "dual", (True, False)),
+    ("uniform / learned attention", "mixing", "learned", "uniform", (True, False)),
+]

@@ -19,11 +19,10 @@ def markdown(rows: Rows) -> str:
         if own:
             parts.append(f"## {title}\n\n" + _rows(own))
     if changes := effects(rows):
-        lines = ["| Any | pairs | least | most |", "|---|---|---|---|"]
-        lines += [
-            f"| {each['switch']} | {each['pairs']} | {percent(each['least'])} | {percent(each['most'])} |"
-            for each in changes
-        ]
+        lines = ["| facts, Any | pairs | least | median | most |", "|---|---|---|---|---|"]
+        for each in changes:
+            ratios = [percent(each[name]) for name in ("least", "median", "most")]
+            lines.append("| " + " | ".join([each["switch"], str(each["pairs"]), *ratios]) + " |")
         parts.append("## What each switch changes\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
