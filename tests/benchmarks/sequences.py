@@ -1,4 +1,4 @@
-"""Training eleven networks of the challenge: one pack with gradients by hand, against one after the other, in seconds of CPU time.
+"""Training eleven networks of the challenge: one pack against one after the other, in CPU time.
 
     python -m tests.benchmarks.sequences [width]
 
@@ -47,17 +47,21 @@ def two_hot(facts, networks) -> None:
     matrix = torch.cat(read, 1).float()  # (N, 2V)
     tables = torch.cat([torch.cat([n.first, n.second]) for n in networks], 1)  # (2V, T d)
     unembedding = torch.stack([n.unembedding for n in networks])
-    weights = [tables.clone()[None], unembedding.reshape(1, -1, width)]
+    # One row of all weights, of which these are views.
+    weights = torch.cat([tables.flatten(), unembedding.flatten()])[None]
+    tables, unembedding = (
+        weights[0, : tables.numel()].view_as(tables),
+        weights[0, tables.numel() :].view_as(unembedding),
+    )
     adam = Adam(weights)
     for _ in range(EPOCHS):
-        unembedding = weights[1].view(count, -1, width)
-        hidden = torch.relu(matrix @ weights[0][0]).view(len(facts), count, width).transpose(0, 1)
+        hidden = torch.relu(matrix @ tables).view(len(facts), count, width).transpose(0, 1)
         logits = unembedding @ hidden.mT
         (logits.argmax(1) == facts.label).sum(1).tolist()
         residual = residuals(logits, facts.label) / len(facts)
         back = (residual.mT @ unembedding * (hidden > 0)).transpose(0, 1).reshape(len(facts), -1)
-        gradients = [(matrix.T @ back)[None], (residual @ hidden).view(1, -1, width)]
-        adam.step(weights, gradients, torch.tensor([RATE]))
+        gradient = torch.cat([(matrix.T @ back).flatten(), (residual @ hidden).flatten()])[None]
+        adam.step(weights, gradient, torch.tensor([RATE]))
 
 
 def packed(facts, networks) -> None:
