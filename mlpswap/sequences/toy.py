@@ -21,7 +21,7 @@ from mlpswap.config import option
 from mlpswap.constructions.base import ACTIVATIONS
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.packed import Reads, in_parts, residuals, right_answers
+from mlpswap.sequences.packed import Reads, residuals, right_answers
 
 MIXINGS = ("dual", "uniform", "learned")
 EPSILON = torch.finfo(torch.float32).eps  # of the norms
@@ -213,14 +213,11 @@ class ToyPack:
         return torch.addcmul(_gather(own + second, self._second), weight, moved)
 
     def gradients(self) -> tuple[Int[Tensor, " T"], Tensor]:
-        width = max(self.shape.width, self.shape.hidden, self.shape.labels)
-        return in_parts(self._step, self.facts, width, self.weights)
-
-    def _step(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        leaves = [weight.detach().requires_grad_() for weight in self.named(weights).values()]
+        leaves = {name: weight.detach().requires_grad_() for name, weight in self.named(self.weights).items()}
         with torch.enable_grad():
-            logits = self.logits(dict(zip(self.named(weights), leaves, strict=True)))
-        found = torch.autograd.grad(logits, leaves, residuals(logits.detach(), self.label) / self.facts)
+            logits = self.logits(leaves)
+        residual = residuals(logits.detach(), self.label) / self.facts
+        found = torch.autograd.grad(logits, list(leaves.values()), residual)
         return right_answers(logits.detach(), self.label), torch.cat(
             [each.flatten(1) for each in found], dim=1
         )
