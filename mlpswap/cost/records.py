@@ -41,7 +41,7 @@ def run_recorded(
             line |= {"accuracy": outcome.accuracy, **outcome.figures}
             lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             lines.flush()
-            bar.set_postfix_str(f"{cell.name} at {outcome.size}")
+            bar.set_postfix_str(f"{cell.name} at {outcome.size}", refresh=False)
             bar.update()
 
         for number, result in run_searches(
@@ -53,7 +53,7 @@ def run_recorded(
             record=record,
         ):
             found[number] = result
-            bar.set_description(f"{len(found)} of {len(searches)} searches")
+            bar.set_description(f"{len(found)} of {len(searches)} searches", refresh=False)
     return found
 
 

@@ -1,0 +1,107 @@
+"""A leader board as Markdown: who leads each column at each size, and all entries in full."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlpswap.sequences.config import SERIES
+from mlpswap.sequences.published import PUBLISHED
+from mlpswap.sequences.scores import RULES
+
+Rows = Sequence[Mapping[str, Any]]
+# Whose entries may stand in a column of the published board: what is hand-coded is a hybrid with its U left alone.
+ELIGIBLE = {
+    "hand-coded": ("hand-coded",),
+    "hybrid": ("hand-coded", "hybrid"),
+    "trained": ("trained",),
+}
+
+
+def markdown(rows: Rows, config: Mapping[str, Any]) -> str:
+    parts = [leaders(rows)] if any(_standard(row) for row in rows) else []
+    return "\n".join([*parts, entries(rows, config)])
+
+
+def leaders(rows: Rows) -> str:
+    """For each column and threshold, the entry with the most facts (Any) at each size, over the published figure."""
+    sizes = sorted({row["d"] for row in rows if _standard(row)} | set(PUBLISHED["hybrid"][1.0]))
+    thresholds = sorted({row["threshold"] for row in rows}, reverse=True)
+    lines = [
+        "Most facts (Any of the trials): ours, by which method / published.",
+        "",
+        "| column | " + " | ".join(f"d = {d}" for d in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    for column, eligible in ELIGIBLE.items():
+        for threshold in thresholds:
+            own = [
+                row
+                for row in rows
+                if row["column"] in eligible and row["threshold"] == threshold and _standard(row)
+            ]
+            cells = []
+            for d in sizes:
+                there = [row for row in own if row["d"] == d and row.get("any")]
+                best = max(there, key=lambda row: row["any"], default=None)
+                ours = f"{best['any']} {_cell(best['method'])}" if best else "not run"
+                theirs = PUBLISHED[column].get(threshold, {}).get(d, (None,))[0]
+                cells.append(f"{ours} / {'-' if theirs is None else theirs}")
+            lines.append(f"| {column}, {_threshold(threshold)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def entries(rows: Rows, config: Mapping[str, Any]) -> str:
+    """All rows: Any / Most / All, with what is published for the same column."""
+    heads = [
+        "method", "column", "d", "stored", "Any / Most / All", "published", "unbroken up to (Any)", "parameters",
+        "seconds a network", "bits", "margin", "options (Any)", "",
+    ]  # fmt: skip
+    varied = any(not _standard(row) for row in rows)
+    if varied:
+        heads[3:3] = ["V", "C"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [
+            _cell(row["method"]), row["column"], row["d"], _threshold(row["threshold"]),
+            _three(row, ""), _three(row, "published_"), row.get("any_unbroken"), row["parameters"],
+            row.get("seconds"), row.get("bits"), row.get("margin"), _options(row), _note(row, config),
+        ]  # fmt: skip
+        if varied:
+            cells[3:3] = [row["tokens"], row["labels"]]
+        lines.append("| " + " | ".join(map(_text, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _standard(row: Mapping[str, Any]) -> bool:
+    return (row["tokens"], row["labels"]) == (2 * row["d"], row["d"])
+
+
+def _threshold(threshold: float) -> str:
+    return "acc = 1" if threshold == 1 else f"acc >= {threshold:g}"
+
+
+def _three(row: Mapping[str, Any], prefix: str) -> str:
+    values = [row.get(f"{prefix}{rule}") for rule in RULES]
+    return "" if values[0] is None else " / ".join("-" if value is None else str(value) for value in values)
+
+
+def _options(row: Mapping[str, Any]) -> str:
+    chosen = row.get("any_options") or {}
+    return ", ".join(f"{name} {_text(value)}" for name, value in chosen.items())
+
+
+def _note(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What makes a row less than the published protocol stands here, never nowhere."""
+    trials = row.get("trials")
+    fewer = f"{trials} trials instead of {config['trials']}" if trials not in (None, config["trials"]) else ""
+    beside = (
+        f"published: {row['beside']}" if row["beside"] != row["column"] and row["beside"] in SERIES else ""
+    )
+    return "; ".join(_cell(text) for text in (row["note"], fewer, beside) if text)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
