@@ -1,9 +1,12 @@
 """The ablation of toy models: its searches, what is published beside it, and what each switch changes."""
 
+import json
+import shutil
 from dataclasses import asdict
 
 import pytest
 
+from mlpswap.cli import main
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.ablation import cells_of, effects, measure, require_complete, rows_of, search_of
@@ -109,6 +112,45 @@ def test_the_tables_show_every_search_and_what_went_wrong():
     assert "999 facts took too long" in text
     assert "| FULL | 16 | 2432 | 600 600 | 400 400 | 200 200 | 792 / 744 / 120 |  |" in text
     assert "| GELU / ReLU | 24 |" in text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ablation") / "run"
+    words = "table: null, scaling: [2], repeats: 2, epochs: 10, patience: 5, precision: 4"
+    assert main(["sequences", f"ablation={{{words}}}", "trials=3", "workers=1", f"output_dir={folder}"]) == 0
+    return folder
+
+
+def test_a_run_leaves_its_tables_and_every_probe(run):
+    results = json.loads((run / "results.json").read_text())
+    assert (results["kind"], len(results["rows"])) == ("ablation", 2)
+    for row in results["rows"]:
+        assert len(row["any"]) == len(row["most"]) == len(row["all"]) == 2
+        assert all(0 <= low <= high <= 16 for low, high in zip(row["all"], row["any"], strict=True))
+    assert results["metrics"]["probes"] == sum(row["probes"] for row in results["rows"]) > 0
+    assert "| FULL | 2 |" in (run / "ablation.md").read_text()
+    assert (run / "ablation.csv").read_text().startswith("part,name,d,mixing")
+
+
+def test_a_run_that_was_cut_short_trains_nothing_twice(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    lines = (folder / "probes.jsonl").read_text().splitlines(keepends=True)
+    (folder / "probes.jsonl").write_text("".join(lines[:-2]) + lines[-1][:20])
+    (folder / "results.json").unlink()
+    config = folder / "config.yaml"
+    words = ["sequences", f"--config={config}", "--resume", f"output_dir={folder}"]
+    assert main(words) == 0
+    again = (folder / "probes.jsonl").read_text().splitlines(keepends=True)
+    assert again[: len(lines) - 2] == lines[:-2]
+    assert len(again) == len(lines)
+    rows = [json.loads((each / "results.json").read_text())["rows"] for each in (run, folder)]
+    assert [row["any"] for row in rows[0]] == [row["any"] for row in rows[1]]
+
+
+def test_methods_and_an_ablation_are_not_mixed(capsys):
+    assert main(["sequences", "ablation={table: 2}", "methods=[{method: exact}]"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
