@@ -30,7 +30,10 @@ FREE_ON_RESUME = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does: its searches, how a probe is measured, kept and read, and what is made of all of them."""
+    """What a run does: its searches, how a probe is measured, kept and read, and what is made of all of them.
+
+    keep: writes what else the report needs into the run folder.
+    """
 
     kind: str
     searches: Sequence[tuple[Any, Any]]
@@ -39,11 +42,13 @@ class Plan:
     require_complete: Callable[..., None]
     rows: Callable[[dict[int, Any]], list[dict[str, Any]]]
     markdown: Callable[[list[dict[str, Any]]], str]
+    keep: Callable[[Path, list[dict[str, Any]]], None] = lambda folder, rows: None
 
 
 def board_plan(config: SequencesConfig) -> Plan:
     """The leader board of methods."""
     from mlpswap.sequences.board import check_methods, rows_of, search_of, tasks_of
+    from mlpswap.sequences.pictured import FILE, build_pictured, pictured_rows, save_pictured
     from mlpswap.sequences.probe import Cell, measure, require_complete
     from mlpswap.sequences.tables import markdown
 
@@ -53,6 +58,9 @@ def board_plan(config: SequencesConfig) -> Plan:
     return Plan(
         "sequences", searches, measure, Cell, require_complete,
         lambda found: rows_of(tasks, found), lambda rows: markdown(rows, to_plain(config)),
+        lambda folder, rows: save_pictured(
+            folder / FILE, [build_pictured(config, row) for row in pictured_rows(rows)]
+        ),
     )  # fmt: skip
 
 
@@ -74,6 +82,7 @@ def sequences(
 ) -> Path:
     """Run all searches, two or more side by side, and write the tables. Returns the run folder."""
     from mlpswap.cost.records import read_probes, run_recorded
+    from mlpswap.report import write_report
 
     began = time.perf_counter()
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "sequences")
@@ -103,7 +112,10 @@ def sequences(
     ]
     write_csv(folder / f"{plan.kind}.csv", flat)
     write_text(folder / f"{plan.kind}.md", table)
+    plan.keep(folder, rows)
     write_json(folder / "results.json", content)
+    write_report(folder)
     print(table)
     print(f"run folder: {folder}")
+    print(f"report: {folder / 'report.html'}")
     return folder
