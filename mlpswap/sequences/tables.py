@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlpswap.sequences.config import SERIES
 from mlpswap.sequences.published import PUBLISHED
 from mlpswap.sequences.scores import RULES
 
@@ -16,9 +15,19 @@ ELIGIBLE = {
 }
 
 
+NOTES = (
+    "Facts are stored if this share of them has its label on top, a tie being a miss, in the float32 forward pass of one, "
+    "most or all of the trials; of options that were swept, the best count for each column. Success is not quite monotone: "
+    "the largest number of facts that succeeded stands first, and the largest below every failure apart from it. Bits are "
+    "the significant ones of every weight that keep this accuracy, the margin a share of the largest logit. The published "
+    "trained figures are of the same network; with 7 d^2 weights and a longer schedule, a trained one stores 744, 2976 and "
+    "10368 facts at d = 16, 32 and 64 (acc = 1, Any)."
+)
+
+
 def markdown(rows: Rows, config: Mapping[str, Any]) -> str:
     parts = [leaders(rows)] if any(_standard(row) for row in rows) else []
-    return "\n".join([*parts, entries(rows, config)])
+    return "\n".join([*parts, entries(rows, config), NOTES + "\n"])
 
 
 def leaders(rows: Rows) -> str:
@@ -91,12 +100,14 @@ def _options(row: Mapping[str, Any]) -> str:
 
 def _note(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """What makes a row less than the published protocol stands here, never nowhere."""
-    trials = row.get("trials")
-    fewer = f"{trials} trials instead of {config['trials']}" if trials not in (None, config["trials"]) else ""
-    beside = (
-        f"published: {row['beside']}" if row["beside"] != row["column"] and row["beside"] in SERIES else ""
-    )
-    return "; ".join(_cell(text) for text in (row["note"], fewer, beside) if text)
+    trials, kept = row.get("trials"), row.get("kept")
+    notes = [
+        row["note"],
+        f"{trials} trials instead of {config['trials']}" if trials not in (None, config["trials"]) else "",
+        f"{kept} of {row['cells']} options, screened in closed form" if kept else "",
+        f"published: {row['beside']}" if row["beside"] != row["column"] else "",
+    ]
+    return "; ".join(_cell(text) for text in notes if text)
 
 
 def _text(value: Any) -> str:
