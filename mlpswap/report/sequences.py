@@ -22,15 +22,14 @@ from mlpswap.sequences.laws import fit_law
 from mlpswap.sequences.pictured import FILE, load_pictured
 from mlpswap.sequences.published import LAWS
 from mlpswap.sequences.scores import RULES
+from mlpswap.sequences.tables import LEADERS, NOTES, entries, leaders
 
 BOARD = (
     "Each network z = relu(E1[a] + E2[b]), logits = U z, holds random facts (a, b) -> label over V = 2d tokens and C = d "
     "labels. A method's figure is the largest number of facts that its trials store: at least one of them (Any), more than "
-    "half (Most), or every one (All). All counts come from the float32 forward pass; a tie is a miss.",
-    "“Unbroken up to” is the largest number below every number tried that failed: success need not be monotone. “Bits” is the "
-    "smallest number of significant bits to which all weights can be rounded with the accuracy asked for, “margin” the "
-    "smallest lead of a stored fact's label as a share of the largest logit. A method that puts labels into low-order digits "
-    "holds more facts, and needs more bits, than a trained network.",
+    "half (Most), or every one (All).",
+    NOTES,
+    "A method that puts the labels into low-order digits holds more facts than a trained network, and needs more bits.",
 )
 ABLATION = (
     "Toy models of one transformer layer, read at the second of two tokens, trained with every part switched on or off. A "
@@ -71,8 +70,14 @@ def board_view(results: Mapping[str, Any], folder: Path) -> SequencesView:
     ]
     weights = weights_picture(load_pictured(folder / FILE))
     sections = [
-        Section("Overview", "overview", BOARD, there(*curves), [laws(rows, thresholds)]),
-        Section("All entries", "entries", (), (), [entries(rows, threshold) for threshold in thresholds]),
+        Section(
+            "Overview",
+            "overview",
+            BOARD,
+            there(*curves),
+            [_table(LEADERS, leaders(rows)), laws(rows, thresholds)],
+        ),
+        Section("All entries", "entries", (), (), [_table("Facts stored", entries(rows, results["config"]))]),
     ]
     if weights is not None:
         sections.append(Section("Weights", "weights-shown", (), [weights], ()))
@@ -123,30 +128,13 @@ def _stored(threshold: float) -> str:
     return "all facts right" if threshold == 1 else f"{100 * threshold:g} % of the facts right"
 
 
-def entries(rows: Rows, threshold: float) -> Table:
-    own = [row for row in rows if row["threshold"] == threshold]
-    varied = any((row["tokens"], row["labels"]) != (2 * row["d"], row["d"]) for row in own)
-    names = ["d", *(["V", "C"] if varied else []), "Any", "Most", "All"]
-    names += ["published", "unbroken up to", "parameters", "bits", "margin", "seconds"]
-    lines = []
-    for row in own:
-        size = [row["d"], *((row["tokens"], row["labels"]) if varied else ())]
-        found = [row.get(key) for key in (*RULES, "any_unbroken", "parameters", "bits", "margin", "seconds")]
-        cells = [number(each) for each in (*size, *found)]
-        cells.insert(len(size) + len(RULES), _published(row))
-        lines.append([row["method"], row["column"], *cells, row["note"]])
-    columns = [
-        Column("method"),
-        Column("column"),
-        *(Column(name, numeric=True) for name in names),
-        Column(""),
-    ]
-    return Table(f"Facts stored, {_stored(threshold)}", columns, lines)
-
-
-def _published(row: Mapping[str, Any]) -> str:
-    values = [row.get(f"published_{rule}") for rule in RULES]
-    return NOTHING if values[0] is None else " / ".join(number(value) for value in values)
+def _table(caption: str, lines: list[list[str]]) -> Table:
+    """From a heading and its lines; what is not a name or a sentence is a number."""
+    texts = ("method", "column", "options (Any)", "")
+    columns = [Column(name, numeric=name not in texts) for name in lines[0]]
+    return Table(
+        caption, columns, [[cell or NOTHING for cell in line[:-1]] + line[-1:] for line in lines[1:]]
+    )
 
 
 def switches(rows: Rows) -> Table | None:

@@ -148,7 +148,7 @@ def _row(task: Task, threshold: float, result: Any) -> dict[str, Any]:
     }  # fmt: skip
     if task.cell is None:
         return row | {"status": "not run", "note": "not run"}
-    row["trials"] = task.cell.trials
+    row |= {"trials": task.cell.trials, "cells": len(task.cell.choices()), "kept": entry.keep}
     if isinstance(result, Found):
         return row | {"status": "error", "note": str(result.outcomes[0].figures.get("error"))}
     return row | _measured(result, threshold)

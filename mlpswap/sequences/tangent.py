@@ -1,0 +1,139 @@
+"""Labels written into weights whose code is zero, by one small correction that changes no gate.
+
+The code of a fact is s_w / s_1 with s_w = sum_i w_i z_i and s_1 = sum_i z_i. Label c has the position
+y_c = (2c + 1 - C) / C, and U[c, i] = y_c w_i - rho y_c^2 / 2 makes that logit the largest whose y_c is nearest to
+s_w / (rho s_1). While every gate stays as it is, storing a fact is one linear equation in the correction rho D of
+(E1, E2): sum_i gate_i (w_i - rho y) D_i = y s_1. The scale rho is as large as the gates allow.
+
+A fact of an outermost label has a neighbour on one side only, so its equation is an inequality: it is *released* where
+the equation would hold it back, and recalled where it falls short. Where not all facts need be right, those whose
+equations cost most, with the largest multipliers, are given up.
+
+Source: this project; the code on a line and the solve are those of its token gates and permuted knots.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mlpswap.sequences.equations import Equations
+from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.network import PairNetwork
+
+ROOM = 0.8  # share of the way to the nearest change of a gate that the correction goes
+LARGEST = 0.5  # rho
+EXACT = 0.05  # of half the spacing of labels: how well an equation is met
+SHORT = 0.5  # of half the spacing: how far a released fact may fall short
+ROUNDS = 12  # of releasing, recalling and giving up
+
+
+@dataclass(frozen=True)
+class BasePoint:
+    """Weights E1 and E2 (V, d) and signs w (d) in float64, with sum_i w_i z_i = 0 for every fact."""
+
+    first: Float[Tensor, "V d"]
+    second: Float[Tensor, "V d"]
+    signs: Float[Tensor, " d"]
+
+
+def label_positions(labels: int) -> Float[Tensor, " C"]:
+    """C positions on the line, 2/C apart and centred on 0."""
+    return (2 * torch.arange(labels, dtype=torch.float64) + 1 - labels) / labels
+
+
+def tangent_network(base: BasePoint, facts: PairFacts, *, threshold: float = 1.0) -> PairNetwork:
+    """Store the facts by a correction of `base`; below a threshold of 1, give up those that cost most.
+
+    The float32 network with the best accuracy found; the search ends once it has `threshold`.
+    """
+    writer = _Writer(base, facts)
+    held = torch.ones(len(facts), dtype=torch.bool)
+    may_miss = int((1 - threshold) * len(facts) + 1e-9)
+    best, best_accuracy = None, -1.0
+    for turn in range(ROUNDS):
+        network, multipliers, code = writer.write(held)
+        accuracy = network.accuracy(facts)
+        if accuracy > best_accuracy:
+            best, best_accuracy = network, accuracy
+        if accuracy >= threshold:
+            break
+        last = turn >= ROUNDS - 3
+        kept = writer.outer_facts(held, multipliers, code, release=not last)
+        if may_miss:
+            quota = may_miss * (turn + 1) // (ROUNDS - 3)
+            kept = writer.give_up(kept, multipliers, code, min(quota, may_miss))
+        if torch.equal(kept, held):
+            break
+        held = kept
+    assert best is not None
+    return best
+
+
+class _Writer:
+    """Gates, equations and the size of the correction for one base point."""
+
+    def __init__(self, base: BasePoint, facts: PairFacts):
+        self.base, self.facts = base, facts
+        self.before = base.first[facts.first] + base.second[facts.second]
+        self.gate = (self.before > 0).double()
+        self.room = self.before.abs()
+        self.total = torch.relu(self.before).sum(1)
+        self.positions = label_positions(facts.labels)
+        self.wanted = self.positions[facts.label]
+        self.half = 1.0 / facts.labels
+        top, bottom = facts.label == facts.labels - 1, facts.label == 0
+        self.outward = top.double() - bottom.double()
+        self.rho = 0.0
+
+    def write(self, held: Bool[Tensor, " N"]) -> tuple[PairNetwork, Tensor, Tensor]:
+        """(network, multipliers of all facts, code of all facts to first order in units of rho)
+
+        The equations depend on rho, so they are solved again until the gates hold.
+        """
+        for _ in range(4):
+            rows = self.gate * (self.base.signs - self.rho * self.wanted[:, None])
+            part = Equations(self.facts.first[held], self.facts.second[held], self.facts.tokens)
+            target = (self.wanted * self.total)[held]
+            found = part.solve(rows[held], target, (EXACT * self.half * self.total)[held])
+            first, second = part.correction(rows[held], found)
+            shift = first[self.facts.first] + second[self.facts.second]
+            reach = float((-torch.sign(self.before) * shift / self.room).max())
+            fits = self.rho > 0 and 0.5 < self.rho * reach < 1
+            if fits or (self.rho == LARGEST and self.rho * reach < 1):
+                break
+            self.rho = min(LARGEST, ROOM / max(reach, 1e-12))
+        multipliers = torch.zeros_like(self.total)
+        multipliers[held] = found
+        code = (rows * shift).sum(1) / self.total
+        return self._network(first, second), multipliers, code
+
+    def outer_facts(
+        self, held: Bool[Tensor, " N"], multipliers: Tensor, code: Tensor, *, release: bool
+    ) -> Bool[Tensor, " N"]:
+        """Release the facts of outermost labels that their equations hold back; recall those that fall short."""
+        short = self.outward * (code - self.wanted) < -SHORT * self.half
+        recalled = ~held & (self.outward != 0) & short
+        released = held & (self.outward * multipliers < 0)
+        return held & ~released | recalled if release else held | recalled
+
+    def give_up(
+        self, held: Bool[Tensor, " N"], multipliers: Tensor, code: Tensor, misses: int
+    ) -> Bool[Tensor, " N"]:
+        """Drop the equations with the largest multipliers until `misses` facts are wrong, for all that is known."""
+        off = code - self.wanted
+        off = torch.where(self.outward == 0, off.abs(), -self.outward * off)
+        more = misses - int((~held & (off > self.half)).sum())
+        if more <= 0:
+            return held
+        worst = torch.where(held, multipliers.abs(), -1.0).topk(min(more, int(held.sum()))).indices
+        kept = held.clone()
+        kept[worst] = False
+        return kept
+
+    def _network(self, first: Tensor, second: Tensor) -> PairNetwork:
+        place = self.positions[:, None]
+        unembedding = place * self.base.signs - self.rho * place**2 / 2
+        e1, e2 = self.base.first + self.rho * first, self.base.second + self.rho * second
+        return PairNetwork(e1.float(), e2.float(), unembedding.float())
