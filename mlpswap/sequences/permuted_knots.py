@@ -27,7 +27,9 @@ NARROWEST = 6
 class PermutedKnotsConfig:
     """Options of the method `permuted_knots`."""
 
-    pairs: tuple[int, ...] | None = option(None, "pairs of neurons outside the run, one of these; null: by the width")
+    pairs: tuple[int, ...] | None = option(
+        None, "pairs of neurons outside the run, one of these; null: by the width"
+    )
     draws: int = option(24, "sets of knots drawn for each first token, of which the best is kept")
 
     def __post_init__(self) -> None:
@@ -57,13 +59,17 @@ class PermutedKnots:
         threshold: float = 1.0,
     ) -> list[PairNetwork]:
         if width < NARROWEST:
-            raise InfeasibleConstructionError(f"permuted_knots: {width} neurons: expected at least {NARROWEST}")
+            raise InfeasibleConstructionError(
+                f"permuted_knots: {width} neurons: expected at least {NARROWEST}"
+            )
         pairs = config.pairs or pairs_outside(width)
         networks = []
         for draw in generators:
             knots, levels = draw_base(facts, width, pairs, config.draws, draw)
             second = levels[:, None].expand(-1, width)
-            networks.append(tangent_network(BasePoint(-knots, second, signs(width)), facts, threshold=threshold))
+            networks.append(
+                tangent_network(BasePoint(-knots, second, signs(width)), facts, threshold=threshold)
+            )
         return networks
 
 

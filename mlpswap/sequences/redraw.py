@@ -67,7 +67,9 @@ class _Covariance:
         known = self.matrix[at[:, None], at].reshape(size, self.width, size, self.width)
         watched = rows[:, seen]
         total = rows @ rows.transpose(1, 2)  # through E1, one token for all
-        extra = torch.where(place >= 0, 0.0, rows.square().sum(2)) + NOISE  # through tokens that are not watched
+        extra = (
+            torch.where(place >= 0, 0.0, rows.square().sum(2)) + NOISE
+        )  # through tokens that are not watched
         total += torch.diag_embed(extra)
         inner = torch.einsum("tni,nimj->tnmj", watched, known)
         through = (inner * watched[:, None]).sum(3)
