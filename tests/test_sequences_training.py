@@ -64,8 +64,8 @@ def test_reading_rows_is_a_product_with_a_two_hot_matrix():
 def test_gradients_by_hand_are_those_of_autograd():
     facts = draw_pair_facts(25, TOKENS, LABELS)
     pack = NetworkPack(facts, some_networks(3, "gradients"))
-    _, (gradient,) = pack.gradients()
-    leaf = pack.weights[0].clone().requires_grad_()
+    _, gradient = pack.gradients()
+    leaf = pack.weights.clone().requires_grad_()
     losses = [F.cross_entropy(n.logits(facts), facts.label) for n in networks(leaf, TOKENS)]
     torch.stack(losses).sum().backward()
     torch.testing.assert_close(gradient, leaf.grad)
@@ -92,7 +92,7 @@ def test_a_pack_trains_as_one_by_one(name):
     found = train(NetworkPack(facts, start), recipe)
     epochs = set()
     for network, best, right, total in zip(
-        start, networks(found.weights[0], TOKENS), found.right.tolist(), found.epochs.tolist(), strict=True
+        start, networks(found.weights, TOKENS), found.right.tolist(), found.epochs.tolist(), strict=True
     ):
         weights = [w.clone().requires_grad_() for w in (network.first, network.second, network.unembedding)]
         record, plain, expected = plain_training(
@@ -117,7 +117,7 @@ def test_unembeddings_alone_train_as_one_by_one():
             lambda w, h=hidden[each]: h @ w[0].T, facts.label, recipe,
         )  # fmt: skip
         assert (int(found.right[each]), int(found.epochs[each])) == (record, total)
-        torch.testing.assert_close(found.weights[0][each], plain, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.weights[each], plain, rtol=1e-3, atol=1e-4)
 
 
 def test_the_recipes_are_the_published_ones():
@@ -182,8 +182,9 @@ def test_every_toy_model_is_the_plain_module(architecture):
     """Logits and gradients of two packed models; the gains are moved away from one so that they matter."""
     shape, facts = Shape(TOKENS, LABELS, WIDTH, 7), draw_pair_facts(20, TOKENS, LABELS)
     pack = ToyPack(architecture, shape, facts, [generator(0, "tests", "toy", trial) for trial in range(2)])
-    pack.weights[0] += 0.1 * torch.randn(pack.weights[0].shape, generator=generator(0, "tests", "moved"))
-    named, logits, (_, (gradient,)) = pack.named(), pack.logits(pack.named()), pack.gradients()
+    pack.weights += 0.1 * torch.randn(pack.weights.shape, generator=generator(0, "tests", "moved"))
+    named = pack.named(pack.weights)
+    logits, (_, gradient) = pack.logits(named), pack.gradients()
     for trial in range(2):
         plain = PlainToy(architecture, shape)
         idle = architecture.mixing == "uniform"
@@ -213,7 +214,9 @@ def test_toy_models_start_as_torch_starts_them():
     """Ranges of linear maps, spread of tables, gains of one; a trial is the same however many stand beside it."""
     shape, facts = Shape(400, 30, 25, 100), draw_pair_facts(10, 400, 30)
     draws = [[generator(1, "tests", trial) for trial in range(count)] for count in (3, 1)]
-    several, one = (ToyPack(FULL, shape, facts, each).named() for each in draws)
+    several, one = (
+        pack.named(pack.weights) for pack in (ToyPack(FULL, shape, facts, each) for each in draws)
+    )
     for name, weight in several.items():
         assert torch.equal(weight[:1], one[name])
         if name.endswith("gain"):

@@ -51,7 +51,7 @@ def check(path: Path) -> tuple[str, Any]:
         case SequencesConfig():
             from mlpswap.sequences.board import check_methods
 
-            check_methods(config)
+            check_methods(config)  # none in an ablation
         case StoresConfig():
             from mlpswap.stores import make_stores
 

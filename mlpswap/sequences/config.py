@@ -5,6 +5,7 @@ from typing import Any
 
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
+from mlpswap.sequences.ablation_config import AblationConfig
 
 SEARCHES = ("full", "around")
 SERIES = ("hand-coded", "hybrid", "trained", "random embedding")
@@ -80,6 +81,9 @@ class Size:
 @dataclass
 class SequencesConfig:
     methods: list[SequenceEntry] = option(factory=list, help="what is compared (required)")
+    ablation: AblationConfig | None = option(
+        None, "instead of methods: toy models with switches, which use trials and what follows"
+    )
     d: list[int] = option(factory=lambda: [8, 16, 32], help="widths d, with V = 2d tokens and C = d labels")
     large: bool = option(False, "d = 64 and 128 as well: hours")
     sizes: list[Size] = option(
@@ -97,8 +101,12 @@ class SequencesConfig:
     output_dir: str | None = option(None, "run folder; null: runs/<config name>")
 
     def __post_init__(self) -> None:
-        if not self.methods:
-            raise ConfigError("methods is empty: expected at least one")
+        if not self.methods and self.ablation is None:
+            raise ConfigError("methods is empty: expected at least one, or an ablation")
+        if self.methods and self.ablation is not None:
+            raise ConfigError(
+                "methods and ablation exclude each other: one run compares the ones or the others"
+            )
         if not self.d and not self.sizes:
             raise ConfigError("d and sizes are empty: expected at least one size")
         if not self.thresholds or not all(0 < each <= 1 for each in self.thresholds):

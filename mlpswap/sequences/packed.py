@@ -4,7 +4,7 @@ A fact reads two rows of a table, and the gradient of a row is the sum over the 
 two-hot matrix and its transpose. Both are sums over bags of rows, far cheaper than the products.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from mlpswap.sequences.facts import PairFacts
 from mlpswap.sequences.network import PairNetwork
+
+CACHE = 2**16  # numbers: a tensor of so many and its like stay in the second-level cache of a core
 
 
 class Reads:
@@ -53,12 +55,20 @@ def right_answers(logits: Float[Tensor, "T C N"], label: Int[Tensor, " N"]) -> I
 def residuals(logits: Float[Tensor, "T C N"], label: Int[Tensor, " N"]) -> Float[Tensor, "T C N"]:
     """The gradient of each fact's cross-entropy in its logits: softmax less the one-hot label."""
     found = torch.softmax(logits, 1)
-    found.scatter_add_(
-        1,
-        label.expand(len(logits), 1, -1),
-        found.new_full((1, 1, 1), -1.0).expand(len(logits), 1, len(label)),
-    )
-    return found
+    less = found.new_full((1, 1, 1), -1.0).expand(len(logits), 1, len(label))
+    return found.scatter_add_(1, label.expand(len(logits), 1, -1), less)
+
+
+def in_parts(
+    step: Callable[..., tuple[Tensor, Tensor]], facts: int, width: int, *tensors: Tensor
+) -> tuple[Int[Tensor, " T"], Tensor]:
+    """`step` on tensors (T, ...): on a CPU, on as few models at a time as keep what it works on in the cache."""
+    at_once = max(1, CACHE // (facts * width))
+    if tensors[0].device.type != "cpu" or at_once >= len(tensors[0]):
+        return step(*tensors)
+    parts = zip(*(each.split(at_once) for each in tensors), strict=True)
+    right, gradients = zip(*(step(*part) for part in parts), strict=True)
+    return torch.cat(right), torch.cat(gradients)
 
 
 class NetworkPack:
@@ -66,24 +76,27 @@ class NetworkPack:
 
     def __init__(self, facts: PairFacts, networks: Sequence[PairNetwork]):
         self.tokens, self.label, self.facts = facts.tokens, facts.label, len(facts)
-        self.weights = [torch.stack([torch.cat([n.first, n.second, n.unembedding]) for n in networks])]
+        self.weights = torch.stack([torch.cat([n.first, n.second, n.unembedding]) for n in networks])
         pairs = torch.stack([facts.first, facts.second + facts.tokens], dim=1)
-        self.reads = Reads(pairs, self.weights[0].shape[1], len(networks))
+        self._reads = Reads(pairs, self.weights.shape[1], len(networks))
 
-    def gradients(self) -> tuple[Int[Tensor, " T"], list[Tensor]]:
-        (weights,) = self.weights
+    def gradients(self) -> tuple[Int[Tensor, " T"], Tensor]:
+        rows, width = self.weights.shape[1:]
+        return in_parts(self._step, self.facts, max(width, rows - 2 * self.tokens), self.weights)
+
+    def _step(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         unembedding = weights[:, 2 * self.tokens :]
-        hidden = self.reads.gather(weights).relu_()
-        logits = torch.bmm(unembedding, hidden.transpose(1, 2))
+        hidden = self._reads.gather(weights).relu_()
+        logits = torch.bmm(unembedding, hidden.mT)
         residual = residuals(logits, self.label)
         # From here on only neurons that are open pass anything on.
-        back = torch.bmm(residual.transpose(1, 2), unembedding)
-        gradient = self.reads.scatter(torch.ops.aten.threshold_backward(back, hidden, 0))
+        back = torch.ops.aten.threshold_backward(torch.bmm(residual.mT, unembedding), hidden, 0)
+        gradient = self._reads.scatter(back)
         gradient[:, 2 * self.tokens :] = torch.bmm(residual, hidden)
-        return right_answers(logits, self.label), [gradient.div_(self.facts)]
+        return right_answers(logits, self.label), gradient.div_(self.facts)
 
     def keep(self, models: Int[Tensor, " K"]) -> None:
-        self.weights = [weight[models] for weight in self.weights]
+        self.weights = self.weights[models]
 
 
 class UnembeddingPack:
@@ -95,15 +108,18 @@ class UnembeddingPack:
         unembedding: Float[Tensor, "T C d"],
         label: Int[Tensor, " N"],
     ):
-        self.hidden, self.weights, self.label, self.facts = hidden, [unembedding.clone()], label, len(label)
+        self.hidden, self.weights, self.label, self.facts = hidden, unembedding.clone(), label, len(label)
 
-    def gradients(self) -> tuple[Int[Tensor, " T"], list[Tensor]]:
-        logits = torch.bmm(self.weights[0], self.hidden.transpose(1, 2))
-        gradient = torch.bmm(residuals(logits, self.label), self.hidden)
-        return right_answers(logits, self.label), [gradient.div_(self.facts)]
+    def gradients(self) -> tuple[Int[Tensor, " T"], Tensor]:
+        return in_parts(self._step, self.facts, max(self.weights.shape[1:]), self.weights, self.hidden)
+
+    def _step(self, unembedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.bmm(unembedding, hidden.mT)
+        gradient = torch.bmm(residuals(logits, self.label), hidden)
+        return right_answers(logits, self.label), gradient.div_(self.facts)
 
     def keep(self, models: Int[Tensor, " K"]) -> None:
-        self.weights, self.hidden = [self.weights[0][models]], self.hidden[models]
+        self.weights, self.hidden = self.weights[models], self.hidden[models]
 
 
 def networks(weights: Float[Tensor, "T R d"], tokens: int) -> list[PairNetwork]:

@@ -4,7 +4,6 @@ Source: sequence-memorisation challenge, training recipes. Each model of a pack 
 and end: a pack gives the same models as training them one by one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +36,10 @@ ABLATION = Recipe((1e-2, 3e-3, 1e-3), epochs=50_000, patience=5_000, proceed=0.9
 class Pack(Protocol):
     """T models of one shape about the same facts."""
 
-    weights: list[Tensor]  # each (T, ...)
+    weights: Tensor  # (T, ...)
     facts: int
 
-    def gradients(self) -> tuple[Int[Tensor, " T"], Sequence[Tensor]]:
+    def gradients(self) -> tuple[Int[Tensor, " T"], Tensor]:
         """How many facts each model has right, and the gradient of each model's mean cross-entropy."""
 
     def keep(self, models: Int[Tensor, " K"]) -> None:
@@ -51,47 +50,42 @@ class Pack(Protocol):
 class Trained:
     """The best weights that each of T models went through, and the facts they had right."""
 
-    weights: list[Tensor]
+    weights: Tensor  # (T, ...)
     right: Int[Tensor, " T"]
     epochs: Int[Tensor, " T"]
 
 
 class Adam:
-    """Adam without weight decay on tensors (T, ...), with an age and a learning rate for each of the T models."""
+    """Adam without weight decay on weights (T, ...), with an age and a learning rate for each of the T models."""
 
-    def __init__(self, weights: Sequence[Tensor]):
-        self.mean = [torch.zeros_like(weight) for weight in weights]
-        self.square = [torch.zeros_like(weight) for weight in weights]
-        self.age = torch.zeros(len(weights[0]), dtype=torch.float64, device=weights[0].device)
+    def __init__(self, weights: Tensor):
+        self.mean, self.square = torch.zeros_like(weights), torch.zeros_like(weights)
+        self.age = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
 
     def restart(self, models: Int[Tensor, " K"]) -> None:
-        for state in (*self.mean, *self.square, self.age):
+        for state in (self.mean, self.square, self.age):
             state[models] = 0
 
     def keep(self, models: Int[Tensor, " K"]) -> None:
-        self.mean = [state[models] for state in self.mean]
-        self.square = [state[models] for state in self.square]
-        self.age = self.age[models]
+        self.mean, self.square, self.age = self.mean[models], self.square[models], self.age[models]
 
-    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], rate: Float[Tensor, " T"]) -> None:
+    def step(self, weights: Tensor, gradient: Tensor, rate: Float[Tensor, " T"]) -> None:
         """Change `weights` in place."""
         self.age += 1
-        size = rate / (1 - BETAS[0] ** self.age)
-        scale = (1 - BETAS[1] ** self.age).rsqrt()
-        for weight, gradient, mean, square in zip(weights, gradients, self.mean, self.square, strict=True):
-            each = (-1, *[1] * (weight.dim() - 1))
-            mean.lerp_(gradient, 1 - BETAS[0])
-            square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            root = square.sqrt().mul_(scale.to(weight).view(each)).add_(EPSILON)
-            weight -= root.reciprocal_().mul_(mean).mul_(size.to(weight).view(each))
+        each = (-1, *[1] * (weights.dim() - 1))
+        size = (rate / (1 - BETAS[0] ** self.age)).to(weights).view(each)
+        scale = (1 - BETAS[1] ** self.age).rsqrt().to(weights).view(each)
+        self.mean.lerp_(gradient, 1 - BETAS[0])
+        self.square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        weights -= self.square.sqrt().mul_(scale).add_(EPSILON).reciprocal_().mul_(self.mean).mul_(size)
 
 
 @torch.no_grad()
 def train(pack: Pack, recipe: Recipe) -> Trained:
     """Train all models of `pack`, which is used up: models that are done leave it."""
-    device, count = pack.weights[0].device, len(pack.weights[0])
+    device, count = pack.weights.device, len(pack.weights)
     found = Trained(
-        [weight.clone() for weight in pack.weights],
+        pack.weights.clone(),
         torch.full((count,), -1, device=device),
         torch.zeros(count, dtype=torch.long, device=device),
     )
@@ -102,7 +96,7 @@ def train(pack: Pack, recipe: Recipe) -> Trained:
     peak = torch.full_like(model, -1)  # most facts right in the stage
     running = torch.ones_like(model, dtype=torch.bool)
     while True:
-        right, gradients = pack.gradients()
+        right, gradient = pack.gradients()
         better = right > peak
         peak = torch.maximum(peak, right)
         waited = torch.where(better, 0, waited + 1)
@@ -111,8 +105,7 @@ def train(pack: Pack, recipe: Recipe) -> Trained:
         record = (better & running & (right > found.right[model])).nonzero().squeeze(1)
         if len(record):
             found.right[model[record]] = right[record]
-            for best, weight in zip(found.weights, pack.weights, strict=True):
-                best[model[record]] = weight[record]
+            found.weights[model[record]] = pack.weights[record]
         ended = (right == pack.facts) | (waited >= recipe.patience) | (epoch >= recipe.epochs)
         if ended.any():
             last = (stage + 1 == len(rates)) | (peak < recipe.proceed * pack.facts)
@@ -130,7 +123,7 @@ def train(pack: Pack, recipe: Recipe) -> Trained:
                 left = running.nonzero().squeeze(1)
                 pack.keep(left)
                 adam.keep(left)
-                gradients = [gradient[left] for gradient in gradients]
+                gradient = gradient[left]
                 model, stage, epoch, waited = model[left], stage[left], epoch[left], waited[left]
                 peak, running = peak[left], running[left]
-        adam.step(pack.weights, gradients, rates[stage])
+        adam.step(pack.weights, gradient, rates[stage])

@@ -26,20 +26,20 @@ NOTES = (
 
 
 def markdown(rows: Rows, config: Mapping[str, Any]) -> str:
-    parts = [leaders(rows)] if any(_standard(row) for row in rows) else []
-    return "\n".join([*parts, entries(rows, config), NOTES + "\n"])
+    parts = [_markdown(entries(rows, config)), NOTES + "\n"]
+    if any(_standard(row) for row in rows):
+        parts = [LEADERS + "\n", _markdown(leaders(rows)), *parts]
+    return "\n".join(parts)
 
 
-def leaders(rows: Rows) -> str:
-    """For each column and threshold, the entry with the most facts (Any) at each size, over the published figure."""
+LEADERS = "Most facts (Any of the trials): ours, by which method / published."
+
+
+def leaders(rows: Rows) -> list[list[str]]:
+    """Under a heading, for each column and threshold: the entry with the most facts at each size / the published figure."""
     sizes = sorted({row["d"] for row in rows if _standard(row)} | set(PUBLISHED["hybrid"][1.0]))
     thresholds = sorted({row["threshold"] for row in rows}, reverse=True)
-    lines = [
-        "Most facts (Any of the trials): ours, by which method / published.",
-        "",
-        "| column | " + " | ".join(f"d = {d}" for d in sizes) + " |",
-        "|---|" + "---|" * len(sizes),
-    ]
+    lines = [["column", *(f"d = {d}" for d in sizes)]]
     for column, eligible in ELIGIBLE.items():
         for threshold in thresholds:
             own = [
@@ -51,15 +51,15 @@ def leaders(rows: Rows) -> str:
             for d in sizes:
                 there = [row for row in own if row["d"] == d and row.get("any")]
                 best = max(there, key=lambda row: row["any"], default=None)
-                ours = f"{best['any']} {_cell(best['method'])}" if best else "not run"
+                ours = f"{best['any']} {best['method']}" if best else "not run"
                 theirs = PUBLISHED[column].get(threshold, {}).get(d, (None,))[0]
                 cells.append(f"{ours} / {'-' if theirs is None else theirs}")
-            lines.append(f"| {column}, {_threshold(threshold)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            lines.append([f"{column}, {_threshold(threshold)}", *cells])
+    return lines
 
 
-def entries(rows: Rows, config: Mapping[str, Any]) -> str:
-    """All rows: Any / Most / All, with what is published for the same column."""
+def entries(rows: Rows, config: Mapping[str, Any]) -> list[list[str]]:
+    """Under a heading, all rows: Any / Most / All, with what is published for the same column."""
     heads = [
         "method", "column", "d", "stored", "Any / Most / All", "published", "unbroken up to (Any)", "parameters",
         "seconds a network", "bits", "margin", "options (Any)", "",
@@ -67,17 +67,22 @@ def entries(rows: Rows, config: Mapping[str, Any]) -> str:
     varied = any(not _standard(row) for row in rows)
     if varied:
         heads[3:3] = ["V", "C"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = [heads]
     for row in rows:
         cells = [
-            _cell(row["method"]), row["column"], row["d"], _threshold(row["threshold"]),
+            row["method"], row["column"], row["d"], _threshold(row["threshold"]),
             _three(row, ""), _three(row, "published_"), row.get("any_unbroken"), row["parameters"],
             row.get("seconds"), row.get("bits"), row.get("margin"), _options(row), _note(row, config),
         ]  # fmt: skip
         if varied:
             cells[3:3] = [row["tokens"], row["labels"]]
-        lines.append("| " + " | ".join(map(_text, cells)) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([_text(cell) for cell in cells])
+    return lines
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    shown = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]]) + "\n"
 
 
 def _standard(row: Mapping[str, Any]) -> bool:
@@ -107,12 +112,8 @@ def _note(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         f"{kept} of {row['cells']} options, screened in closed form" if kept else "",
         f"published: {row['beside']}" if row["beside"] != row["column"] else "",
     ]
-    return "; ".join(_cell(text) for text in notes if text)
+    return "; ".join(text for text in notes if text)
 
 
 def _text(value: Any) -> str:
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

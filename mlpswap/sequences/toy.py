@@ -151,7 +151,7 @@ def _read(weight: Tensor, x: Tensor, gain: Tensor | None) -> Tensor:
 
 
 class ToyPack:
-    """T toy models of one architecture about the same facts, all weights of a model in one row of `weights[0]`."""
+    """T toy models of one architecture about the same facts, all weights of a model in one row of `weights`."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class ToyPack:
     ):
         self.architecture, self.shape, self.label, self.facts = architecture, shape, facts.label, len(facts)
         drawn = [draw_weights(architecture, shape, generator) for generator in generators]
-        self.weights = [torch.stack([torch.cat([w.flatten() for w in each.values()]) for each in drawn])]
+        self.weights = torch.stack([torch.cat([w.flatten() for w in each.values()]) for each in drawn])
         models, tokens = len(drawn), shape.tokens
         first, second = facts.first, facts.second
         self._pairs = Reads(torch.stack([first, second + tokens], dim=1), 2 * tokens, models)
@@ -170,16 +170,16 @@ class ToyPack:
             self._second = Reads(second[:, None], tokens, models)
             self._scores = Reads((second * tokens + first)[:, None], tokens**2, models)
 
-    def named(self) -> dict[str, Tensor]:
-        """The weights by name, each (T, ...), as views."""
+    def named(self, weights: Float[Tensor, "T P"]) -> dict[str, Tensor]:
+        """Such weights by name, each (T, ...), as views."""
         shapes = parameter_shapes(self.architecture, self.shape)
-        parts = self.weights[0].split([math.prod(size) for size in shapes.values()], dim=1)
+        parts = weights.split([math.prod(size) for size in shapes.values()], dim=1)
         return {
             name: part.unflatten(1, size) for (name, size), part in zip(shapes.items(), parts, strict=True)
         }
 
     def logits(self, w: dict[str, Tensor]) -> Float[Tensor, "T C N"]:
-        """Of every fact, from weights such as `named()`."""
+        """Of every fact, from weights such as `named` gives."""
         switch = self.architecture
         r = self._mixed(w)
         x = r
@@ -212,14 +212,15 @@ class ToyPack:
         moved = _gather(torch.cat([first, -second], dim=1), self._pairs)
         return torch.addcmul(_gather(own + second, self._second), weight, moved)
 
-    def gradients(self) -> tuple[Int[Tensor, " T"], list[Tensor]]:
-        leaves = {name: weight.detach().requires_grad_() for name, weight in self.named().items()}
+    def gradients(self) -> tuple[Int[Tensor, " T"], Tensor]:
+        leaves = {name: weight.detach().requires_grad_() for name, weight in self.named(self.weights).items()}
         with torch.enable_grad():
             logits = self.logits(leaves)
-        found = torch.autograd.grad(
-            logits, list(leaves.values()), residuals(logits.detach(), self.label) / self.facts
+        residual = residuals(logits.detach(), self.label) / self.facts
+        found = torch.autograd.grad(logits, list(leaves.values()), residual)
+        return right_answers(logits.detach(), self.label), torch.cat(
+            [each.flatten(1) for each in found], dim=1
         )
-        return right_answers(logits.detach(), self.label), [torch.cat([g.flatten(1) for g in found], dim=1)]
 
     def keep(self, models: Int[Tensor, " K"]) -> None:
-        self.weights = [weight[models] for weight in self.weights]
+        self.weights = self.weights[models]

@@ -49,7 +49,7 @@ class Trained:
         threshold: float = 1.0,
     ) -> list[PairNetwork]:
         start = [random_network(facts, width, draw) for draw in generators]
-        return networks(train(NetworkPack(facts, start), RECIPES[config.recipe]).weights[0], facts.tokens)
+        return networks(train(NetworkPack(facts, start), RECIPES[config.recipe]).weights, facts.tokens)
 
 
 def random_network(facts: PairFacts, width: int, generator: torch.Generator) -> PairNetwork:

@@ -40,7 +40,7 @@ def fitted_unembeddings(
         if fit == "trained":
             draws = generators[begin : begin + at_once]
             start = torch.stack([uniform((labels, width), width, draw) for draw in draws])
-            parts.append(train(UnembeddingPack(part, start, label), CHALLENGE).weights[0])
+            parts.append(train(UnembeddingPack(part, start, label), CHALLENGE).weights)
         else:
             parts.append(ridge_unembedding(part, label, labels, rounds=ROUNDS if fit == "pushed" else 0))
     return torch.cat(parts)
