@@ -28,6 +28,7 @@ class PermutedKnotsConfig:
     """Options of the method `permuted_knots`."""
 
     pairs: tuple[int, ...] | None = option(None, "pairs of neurons outside the run, one of these; null: by the width")
+    constant: bool = option(False, "a neuron that always fires alike")
     draws: int = option(24, "sets of knots drawn for each first token, of which the best is kept")
 
     def __post_init__(self) -> None:
@@ -61,10 +62,21 @@ class PermutedKnots:
         pairs = config.pairs or pairs_outside(width)
         networks = []
         for draw in generators:
-            knots, levels = draw_base(facts, width, pairs, config.draws, draw)
-            second = levels[:, None].expand(-1, width)
-            networks.append(tangent_network(BasePoint(-knots, second, signs(width)), facts, threshold=threshold))
+            base = draw_point(facts, width, pairs, config.draws, draw, config.constant)
+            networks.append(tangent_network(base, facts, threshold=threshold))
         return networks
+
+
+def draw_point(facts, width, pairs, draws, draw, constant):
+    own = width - constant
+    knots, levels = draw_base(facts, own, pairs, draws, draw)
+    first, second = -knots, levels[:, None].repeat(1, own)
+    w, v = signs(own), torch.ones(own, dtype=torch.float64)
+    if constant:
+        half = torch.full((facts.tokens, 1), 0.5, dtype=torch.float64)
+        first, second = torch.cat([first, half], 1), torch.cat([second, half], 1)
+        w, v = torch.cat([w, torch.zeros(1).double()]), torch.cat([0 * v, torch.ones(1).double()])
+    return BasePoint(first, second, w, v)
 
 
 def pairs_outside(width: int) -> tuple[int, ...]:

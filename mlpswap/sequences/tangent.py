@@ -26,6 +26,7 @@ ROOM = 0.8  # share of the way to the nearest change of a gate that the correcti
 LARGEST = 0.5  # rho
 EXACT = 0.05  # of half the spacing of labels: how well an equation is met
 SHORT = 0.5  # of half the spacing: how far a released fact may fall short
+UNSTRETCHED = 32  # labels
 ROUNDS = 12  # of releasing, recalling and giving up
 
 
@@ -36,11 +37,24 @@ class BasePoint:
     first: Float[Tensor, "V d"]
     second: Float[Tensor, "V d"]
     signs: Float[Tensor, " d"]
+    scale: Float[Tensor, " d"]
 
 
 def label_positions(labels: int) -> Float[Tensor, " C"]:
-    """C positions on the line, 2/C apart and centred on 0."""
-    return (2 * torch.arange(labels, dtype=torch.float64) + 1 - labels) / labels
+    """C positions on the line, centred on 0.
+
+    Up to 32 labels they are 2/C apart. Rounding in the sum over the neurons grows with |y_c|, and of many labels it is
+    the outer ones that suffer, so these stand further apart then.
+    """
+    even = (2 * torch.arange(labels, dtype=torch.float64) + 1 - labels) / labels
+    stretch = max(0.0, labels / UNSTRETCHED - 1)
+    return even * (1 + stretch * even.abs()) / (1 + stretch)
+
+
+def half_spacing(positions: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
+    """How far the code of a label may be off: half the way to its nearest neighbour."""
+    gap = torch.cat([positions.new_ones(1), positions.diff(), positions.new_ones(1)])
+    return torch.minimum(gap[:-1], gap[1:]) / 2
 
 
 def tangent_network(base: BasePoint, facts: PairFacts, *, threshold: float = 1.0) -> PairNetwork:
@@ -79,13 +93,14 @@ class _Writer:
         self.before = base.first[facts.first] + base.second[facts.second]
         self.gate = (self.before > 0).double()
         self.room = self.before.abs()
-        self.total = torch.relu(self.before).sum(1)
+        self.total = torch.relu(self.before) @ base.scale
         self.positions = label_positions(facts.labels)
         self.wanted = self.positions[facts.label]
-        self.half = 1.0 / facts.labels
+        self.half = half_spacing(self.positions)[facts.label]
         top, bottom = facts.label == facts.labels - 1, facts.label == 0
         self.outward = top.double() - bottom.double()
         self.rho = 0.0
+        self.freedom = torch.ones_like(base.first), torch.ones_like(base.second)
 
     def write(self, held: Bool[Tensor, " N"]) -> tuple[PairNetwork, Tensor, Tensor]:
         """(network, multipliers of all facts, code of all facts to first order in units of rho)
@@ -93,8 +108,8 @@ class _Writer:
         The equations depend on rho, so they are solved again until the gates hold.
         """
         for _ in range(4):
-            rows = self.gate * (self.base.signs - self.rho * self.wanted[:, None])
-            part = Equations(self.facts.first[held], self.facts.second[held], self.facts.tokens)
+            rows = self.gate * (self.base.signs - self.rho * self.wanted[:, None] * self.base.scale)
+            part = Equations(self.facts.first[held], self.facts.second[held], self.freedom)
             target = (self.wanted * self.total)[held]
             found = part.solve(rows[held], target, (EXACT * self.half * self.total)[held])
             first, second = part.correction(rows[held], found)
@@ -107,7 +122,18 @@ class _Writer:
         multipliers = torch.zeros_like(self.total)
         multipliers[held] = found
         code = (rows * shift).sum(1) / self.total
+        self.shift = shift
         return self._network(first, second), multipliers, code
+
+    def spread(self, shift, power=0.5):
+        """Take freedom from the entries whose gates limit rho."""
+        used = (-torch.sign(self.before) * shift / self.room).clamp(min=0)
+        used = used / used.max()
+        parts = []
+        for token, freedom in zip((self.facts.first, self.facts.second), self.freedom, strict=True):
+            most = torch.zeros_like(freedom).scatter_reduce(0, token[:, None].expand_as(used), used, "amax")
+            parts.append(freedom / (most + 0.1) ** power)
+        self.freedom = parts[0], parts[1]
 
     def outer_facts(
         self, held: Bool[Tensor, " N"], multipliers: Tensor, code: Tensor, *, release: bool
@@ -134,6 +160,6 @@ class _Writer:
 
     def _network(self, first: Tensor, second: Tensor) -> PairNetwork:
         place = self.positions[:, None]
-        unembedding = place * self.base.signs - self.rho * place**2 / 2
+        unembedding = place * self.base.signs - self.rho * place**2 / 2 * self.base.scale
         e1, e2 = self.base.first + self.rho * first, self.base.second + self.rho * second
         return PairNetwork(e1.float(), e2.float(), unembedding.float())
