@@ -6,7 +6,7 @@ import torch
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.sequences.allocation import add, allocation, excess, multiplication, permuted, plane_lines
 from mlpswap.sequences.base import trial_generator
-from mlpswap.sequences.exact import Exact, exact_with_bias
+from mlpswap.sequences.exact import Exact, ExactConfig, exact_with_bias
 from mlpswap.sequences.facts import draw_pair_facts
 from mlpswap.sequences.hand_coded import HandCoded, HandCodedConfig, owned_neurons, silent_embeddings
 
@@ -124,10 +124,10 @@ def test_what_cannot_be_is_refused():
 
 def test_one_neuron_more_than_tokens_stores_every_pair():
     facts = draw_pair_facts(256, 16, 8)
-    (network,) = Exact().build(facts, 18, None, generators("exact")[:1])
+    (network,) = Exact().build(facts, 18, ExactConfig(), generators("exact")[:1])
     assert network.margins(facts).min() == 0.5
     with pytest.raises(InfeasibleConstructionError, match="at least 17"):
-        Exact().build(facts, 16, None, generators("exact"))
+        Exact().build(facts, 16, ExactConfig(), generators("exact"))
 
 
 def test_with_an_output_bias_as_many_neurons_as_tokens_are_enough():

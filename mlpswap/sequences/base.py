@@ -1,7 +1,7 @@
 """What every way to find the weights offers, and the random streams of its trials."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +42,22 @@ class Method(Protocol):
         `threshold` is the accuracy asked for; below 1, a method may give up facts to reach it for more of them.
         Raises `InfeasibleConstructionError` where the method cannot exist at this size at all.
         """
+        ...
+
+
+@runtime_checkable
+class Screening(Protocol):
+    """A method that can tell, in closed form and so far sooner than it builds, which of its options do best."""
+
+    def screened(
+        self,
+        facts: PairFacts,
+        width: int,
+        cells: Sequence[Any],
+        generators: Sequence[torch.Generator],
+        rule: str = "any",
+    ) -> list[tuple[Any, float]]:
+        """The options with the accuracy that they promise, best first."""
         ...
 
 

@@ -105,7 +105,9 @@ class _Blocks:
         self.used = slot >= 0
         self.slot = slot.clamp(min=0)
         of_second = rows * equations.freedom[1][second].sqrt()
-        of_first = (rows.square() * equations.freedom[0][equations.first]).sum(1)  # they differ within a block
+        of_first = (rows.square() * equations.freedom[0][equations.first]).sum(
+            1
+        )  # they differ within a block
         part = of_second[self.slot] * self.used[..., None]
         alone = torch.where(self.used, of_first[self.slot], 1.0)
         self.inverse = torch.linalg.inv(part @ part.transpose(1, 2) + torch.diag_embed(alone))

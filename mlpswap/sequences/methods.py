@@ -8,8 +8,8 @@ from mlpswap.sequences.base import Method
 
 METHODS = {
     "hand_coded": "mlpswap.sequences.hand_coded:HandCoded",
-    "hybrid": "mlpswap.sequences.trained:Hybrid",
-    "random_embedding": "mlpswap.sequences.trained:RandomEmbedding",
+    "hybrid": "mlpswap.sequences.hybrid:Hybrid",
+    "random_embedding": "mlpswap.sequences.random_embedding:RandomEmbedding",
     "trained": "mlpswap.sequences.trained:Trained",
     "exact": "mlpswap.sequences.exact:Exact",
     "gated": "mlpswap.sequences.gated:Gated",

@@ -58,23 +58,34 @@ def published_search(ceiling: int, precision: float = PRECISION, *, facts: int |
         yield ceiling
 
 
-def bracketed_search(guess: float, ceiling: int, precision: float = PRECISION, width: float = 0.25) -> Probes:
+def bracketed_search(
+    guess: float,
+    ceiling: int,
+    precision: float = PRECISION,
+    *,
+    width: float = 0.25,
+    low: int = 0,
+    high: int | None = None,
+) -> Probes:
     """Bisection between guess x (1 - width) and guess x (1 + width), widened while its ends do not hold.
 
-    It needs half the probes of `published_search`, and finds the same where success is monotone.
+    low, high: what is known to be stored, and not to be. It needs half the probes of `published_search`, and finds the
+    same where success is monotone.
     """
-    low, high = 0, ceiling + 1  # as if 0 facts were stored and more than all pairs were not
+    high = ceiling + 1 if high is None else high
     step = max(1, round(width * guess))
-    at = min(max(1, round(guess) - step), ceiling)
-    while low < at < high:
+    while low == 0 and high > 1:
+        at = max(1, min(round(guess) - step, high - 1))
         if (yield at):
-            low, at = at, min(at + 2 * step, ceiling)
+            low = at
         else:
-            high, at = at, max(at - 2 * step, 1)
-        if low and high <= ceiling:
-            break
-        if (low, high) != (0, ceiling + 1):
-            step *= 2
+            high, step = at, 2 * step
+    while high > ceiling > low:
+        at = min(ceiling, max(round(guess) + step, low + 1))
+        if (yield at):
+            low, step = at, 2 * step
+        else:
+            high = at
     yield from bisection(low, high, precision)
 
 
