@@ -21,7 +21,7 @@ def test_all_presets_are_there():
     assert set(PRESETS) == {
         "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
         "books_paper", "edit_tiny", "edit_paper", "yardstick", "stores", "sequential", "sequential_tiny",
-        "sequences", "sequences_ablation",
+        "sequences", "sequences_sweep", "sequences_ablation",
     }  # fmt: skip
 
 

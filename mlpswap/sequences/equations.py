@@ -2,7 +2,8 @@
 
 With A_f in R^d the coefficients of fact f, and corrections D1, D2 (V, d), the equation of f = (a, b) is
 A_f . (D1[a] + D2[b]) = t_f. The solution of least norm is D1[a] = sum_{f: a_f = a} nu_f A_f, and D2 likewise, with
-K nu = t and K = (A A^T) * ([a = a'] + [b = b']). Small systems are factorised. Large ones are solved by conjugate
+K nu = t and K = (A A^T) * ([a = a'] + [b = b']). Where the norm weighs each D1[a, i] by 1 / p1[a, i], the sums have a factor
+p1[a, i], and K likewise. Small systems are factorised. Large ones are solved by conjugate
 gradients, which need A alone; the blocks of K that share a second token, inverted, are the preconditioner.
 
 Source: this project.
@@ -19,10 +20,16 @@ PATIENCE = 400  # of them without progress
 
 
 class Equations:
-    """The equations of N facts with tokens a and b, both below `tokens`."""
+    """The equations of N facts with tokens a and b, and how freely (p1, p2) each entry of the correction may move."""
 
-    def __init__(self, first: Int[Tensor, " N"], second: Int[Tensor, " N"], tokens: int):
-        self.first, self.second, self.tokens = first, second, tokens
+    def __init__(
+        self,
+        first: Int[Tensor, " N"],
+        second: Int[Tensor, " N"],
+        freedom: tuple[Float[Tensor, "V d"], Float[Tensor, "V d"]],
+    ):
+        self.first, self.second, self.freedom = first, second, freedom
+        self.tokens = len(freedom[0])
 
     def solve(
         self, rows: Float[Tensor, "N d"], targets: Float[Tensor, " N"], tolerance: Float[Tensor, " N"]
@@ -38,7 +45,8 @@ class Equations:
         """(D1, D2)"""
         weighted = rows * multipliers[:, None]
         zero = rows.new_zeros(self.tokens, rows.shape[1])
-        return zero.index_add(0, self.first, weighted), zero.index_add(0, self.second, weighted)
+        sums = zero.index_add(0, self.first, weighted), zero.index_add(0, self.second, weighted)
+        return sums[0] * self.freedom[0], sums[1] * self.freedom[1]
 
     def product(self, rows: Float[Tensor, "N d"], multipliers: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """K nu, without forming K."""
@@ -46,10 +54,10 @@ class Equations:
         return (rows * (first[self.first] + second[self.second])).sum(1)
 
     def _factorised(self, rows: Tensor, targets: Tensor) -> Tensor:
-        matrix = rows @ rows.T
-        same = (self.first[:, None] == self.first).double() + (self.second[:, None] == self.second)
-        matrix *= same
-        del same
+        matrix = torch.zeros(len(rows), len(rows), dtype=rows.dtype)
+        for token, freedom in zip((self.first, self.second), self.freedom, strict=True):
+            scaled = rows * freedom[token].sqrt()
+            matrix += (scaled @ scaled.T) * (token[:, None] == token)
         diagonal = matrix.diagonal()
         diagonal += JITTER * diagonal.mean()
         factor = torch.linalg.cholesky(matrix)
@@ -61,7 +69,7 @@ class Equations:
         return solution
 
     def _conjugate_gradients(self, rows: Tensor, targets: Tensor, tolerance: Tensor) -> Tensor:
-        precondition = _Blocks(self.second, self.tokens, rows)
+        precondition = _Blocks(self, rows)
         solution = torch.zeros_like(targets)
         residual = targets
         best, best_error, since = solution, torch.inf, 0
@@ -87,7 +95,8 @@ class Equations:
 class _Blocks:
     """The inverse of K's blocks that share a second token, padded to the largest."""
 
-    def __init__(self, second: Tensor, tokens: int, rows: Tensor):
+    def __init__(self, equations: Equations, rows: Tensor):
+        second, tokens = equations.second, equations.tokens
         count = torch.bincount(second, minlength=tokens)
         order = second.argsort(stable=True)
         place = torch.arange(len(second)) - (count.cumsum(0) - count)[second[order]]
@@ -95,8 +104,12 @@ class _Blocks:
         slot[second[order], place] = order
         self.used = slot >= 0
         self.slot = slot.clamp(min=0)
-        part = rows[self.slot] * self.used[..., None]
-        alone = torch.where(self.used, part.square().sum(-1), 1.0)  # first tokens differ within a block
+        of_second = rows * equations.freedom[1][second].sqrt()
+        of_first = (rows.square() * equations.freedom[0][equations.first]).sum(
+            1
+        )  # they differ within a block
+        part = of_second[self.slot] * self.used[..., None]
+        alone = torch.where(self.used, of_first[self.slot], 1.0)
         self.inverse = torch.linalg.inv(part @ part.transpose(1, 2) + torch.diag_embed(alone))
 
     def __call__(self, residual: Tensor) -> Tensor:

@@ -91,8 +91,10 @@ def _events(
     enter = Event((first.pop(), int(upward)), (2 / 3, 1 / 3), single_level=True)
     stacks = (second, first)
     ends = 1 if kind == "top" else 2
-    room = min(visible - pairs - ends, 2 * (min(len(first), len(second)) - pairs) + (kind == "top"))
-    singles = room if kind == "top" else room // 2 * 2
+    left = len(first) - pairs, len(second) - pairs
+    most = min(2 * left[0] + 1, 2 * left[1]) if kind == "top" else 2 * min(left[0], left[1] - 1)
+    singles = min(visible - pairs - ends, most)
+    singles -= singles % 2 if kind != "top" else 0
     run = [enter]
     for step in range(singles):
         run.append(Event((stacks[step % 2].pop(),), (0.5,), single_level=True))

@@ -2,7 +2,8 @@
 
 All neurons share one level for each second token; the knots of a first token say from which level on each of them
 fires (`knots`). They cancel in the code, so that a small correction of the weights decides it (`tangent`), and are
-drawn so that the equations of the facts are independent (`redraw`).
+drawn so that the equations of the facts are independent (`redraw`). One neuron may fire alike for all facts: codes are
+then of one size, and their labels are told apart with fewer digits.
 
 Source: this project.
 """
@@ -20,24 +21,31 @@ from mlpswap.sequences.network import PairNetwork
 from mlpswap.sequences.redraw import draw_base
 from mlpswap.sequences.tangent import BasePoint, tangent_network
 
-NARROWEST = 6
+NARROWEST = 8
+EQUATIONS_TO_SPARE = 2.6  # facts / d^2, up to which a neuron can be spared at small widths
 
 
 @dataclass(frozen=True)
 class PermutedKnotsConfig:
     """Options of the method `permuted_knots`."""
 
-    pairs: tuple[int, ...] | None = option(
-        None, "pairs of neurons outside the run, one of these; null: by the width"
+    pairs: list[int] | None = option(None, "pairs of neurons outside the run, one of these; null: by width")
+    constant: bool | None = option(
+        None,
+        "a neuron that fires alike for all facts: fewer digits, fewer facts; null: where it can be spared",
     )
-    draws: int = option(24, "sets of knots drawn for each first token, of which the best is kept")
+    draws: int | None = option(
+        None, "sets of knots drawn for each first token, of which the best is kept; null: by width"
+    )
+    reweightings: int = option(0, "further solves that move weights away from changes of gates: fewer digits")
 
     def __post_init__(self) -> None:
-        if self.draws < 1 or (self.pairs is not None and (not self.pairs or min(self.pairs) < 0)):
+        if self.draws is not None and self.draws < 1 or self.reweightings < 0:
             raise ConfigError(
-                f"permuted_knots: draws = {self.draws}, pairs = {self.pairs}: expected at least one draw, and numbers "
-                "of pairs of at least 0"
+                f"permuted_knots: draws = {self.draws}, reweightings = {self.reweightings}: expected at least 1 and 0"
             )
+        if self.pairs is not None and (not self.pairs or min(self.pairs) < 0):
+            raise ConfigError(f"permuted_knots: pairs = {self.pairs}: expected numbers from 0 up")
 
 
 class PermutedKnots:
@@ -62,17 +70,33 @@ class PermutedKnots:
             raise InfeasibleConstructionError(
                 f"permuted_knots: {width} neurons: expected at least {NARROWEST}"
             )
-        pairs = config.pairs or pairs_outside(width)
-        networks = []
-        for draw in generators:
-            knots, levels = draw_base(facts, width, pairs, config.draws, draw)
-            second = levels[:, None].expand(-1, width)
-            networks.append(
-                tangent_network(BasePoint(-knots, second, signs(width)), facts, threshold=threshold)
+        return [
+            tangent_network(
+                draw_point(facts, width, config, draw),
+                facts,
+                threshold=threshold,
+                reweightings=config.reweightings,
             )
-        return networks
+            for draw in generators
+        ]
 
 
-def pairs_outside(width: int) -> tuple[int, ...]:
-    """Few pairs make many equations, more make them better conditioned."""
-    return (1,) if width <= 16 else (width // 16, width // 8)
+def draw_point(facts: PairFacts, width: int, config: PermutedKnotsConfig, draw: torch.Generator) -> BasePoint:
+    """Random knots and levels, as weights."""
+    # Few pairs make many equations, more make them better conditioned.
+    pairs = config.pairs or ([1] if width <= 16 else [width // 16, width // 8])
+    draws = config.draws or (48 if width <= 16 else 8 if width <= 32 else 4)
+    constant = config.constant
+    if constant is None:
+        constant = width > 16 or len(facts) <= EQUATIONS_TO_SPARE * width**2
+    own = width - constant
+    knots, levels = draw_base(facts, own, pairs, draws, draw)
+    first, second = -knots, levels[:, None].repeat(1, own)
+    if not constant:
+        return BasePoint(first, second, signs(width), torch.ones(width, dtype=torch.float64))
+    half = torch.full((facts.tokens, 1), 0.5, dtype=torch.float64)
+    scale = torch.zeros(width, dtype=torch.float64)
+    scale[-1] = 1
+    return BasePoint(
+        torch.cat([first, half], 1), torch.cat([second, half], 1), torch.cat([signs(own), scale[:1]]), scale
+    )

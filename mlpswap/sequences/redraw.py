@@ -9,6 +9,8 @@ tokens that are watched: all where that fits, else those at the ends of the line
 Source: this project; the criterion is that of D-optimal design.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,7 +23,7 @@ WATCHED = 2048  # coordinates of the correction of E2 whose covariance is kept
 
 
 def draw_base(
-    facts: PairFacts, width: int, pairs: tuple[int, ...], draws: int, draw: torch.Generator
+    facts: PairFacts, width: int, pairs: Sequence[int], draws: int, draw: torch.Generator
 ) -> tuple[Float[Tensor, "V d"], Float[Tensor, " V"]]:
     """(knots of the first tokens, levels of the second tokens)
 
