@@ -9,7 +9,7 @@ import torch
 
 from mlpswap.errors import CheckpointError
 from mlpswap.report import write_report
-from mlpswap.report.sequences_figures import facts_by_method
+from mlpswap.report.sequences_figures import facts_by_method, varied_sizes
 from mlpswap.sequences.ablation import cells_of, rows_of, search_of
 from mlpswap.sequences.ablation_config import AblationConfig
 from mlpswap.sequences.config import SequenceEntry, SequencesConfig
@@ -146,6 +146,25 @@ def test_a_law_is_found_again():
 def test_other_vocabularies_are_no_part_of_a_law():
     wide = row("x", "trained", 8, 1.0, 999, tokens=40)
     assert facts_by_method([*ROWS, wide], 1.0) == {LABEL: {8: 132, 16: 560}, "hand-coded": {16: 60}}
+
+
+def test_sizes_that_grow_together_and_apart_are_told_apart(tmp_path):
+    swept = [
+        row("hand-coded", "hand_coded", d, t, 60, tokens=tokens, labels=labels, any_options=options)
+        for t in (1.0, 0.9)
+        for d, tokens, labels, options in (
+            (8, 16, 8, {"neurons_per_label": 2, "top_fraction": 0.1}),
+            (16, 32, 16, {"neurons_per_label": 4, "top_fraction": 0.02}),
+            (16, 64, 16, {"neurons_per_label": 3, "top_fraction": 0.02}),
+            (32, 32, 16, {"neurons_per_label": 6, "top_fraction": 0.02}),
+        )
+    ]
+    panels = varied_sizes(swept)
+    sizes = {
+        title: [each[key] for each in own if each["threshold"] == 1] for title, (key, own) in panels.items()
+    }
+    assert sizes == {"d, with 2d tokens and d labels": [8, 16], "d alone": [16, 32], "tokens alone": [32, 64]}
+    assert "sweep" in write_report(samples.write_run(tmp_path / "sweep", board(swept)))
 
 
 def test_one_network_of_each_kind_is_pictured_at_one_width():
