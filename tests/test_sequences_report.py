@@ -163,7 +163,7 @@ def test_sizes_that_grow_together_and_apart_are_told_apart(tmp_path):
     sizes = {
         title: [each[key] for each in own if each["threshold"] == 1] for title, (key, own) in panels.items()
     }
-    assert sizes == {"d, with 2d tokens and d labels": [8, 16], "d alone": [16, 32], "tokens alone": [32, 64]}
+    assert sizes == {"d = V / 2 = C": [8, 16], "d alone": [16, 32], "V alone": [32, 64]}
     assert "sweep" in write_report(samples.write_run(tmp_path / "sweep", board(swept)))
 
 

@@ -101,7 +101,7 @@ def sweep_picture(rows: Rows) -> Picture | None:
             "sweep", drawn,
             alt=f"Best S and f of {listed(list(dict.fromkeys(method for method, _ in series)))} over {listed(list(panels))}.",
             caption="Neurons of each label (S) and share of a neuron's tokens at -1 (f) that store the most facts, Any of the "
-            "trials. Neighbours on the grid often store as many.",
+            "trials, over d neurons, V tokens and C labels. Neighbours on the grid often store as many.",
         )  # fmt: skip
 
 
@@ -119,12 +119,8 @@ def varied_sizes(rows: Rows) -> dict[str, tuple[str, Rows]]:
         return {size for size in sizes if all(size[n] == base[n] for n in range(3) if n != place)}
 
     base = max(sorted(standard), key=lambda each: sum(len(differing(each, place)) for place in range(3)))
-    groups: dict[str, tuple[str, set[tuple[int, ...]]]] = {
-        "d, with 2d tokens and d labels": ("d", set(standard))
-    }
-    for place, (key, title) in enumerate(
-        (("d", "d alone"), ("tokens", "tokens alone"), ("labels", "labels alone"))
-    ):
+    groups: dict[str, tuple[str, set[tuple[int, ...]]]] = {"d = V / 2 = C": ("d", set(standard))}
+    for place, (key, title) in enumerate((("d", "d alone"), ("tokens", "V alone"), ("labels", "C alone"))):
         groups[title] = (key, differing(base, place))
     return {
         title: (key, [row for row in rows if (row["d"], row["tokens"], row["labels"]) in group])
