@@ -132,7 +132,7 @@ class _Writer:
             first, second = part.correction(rows[held], found)
             shift = first[self.facts.first] + second[self.facts.second]
             reach = -torch.sign(self.before) * shift / self.room
-            furthest = float(reach.max())
+            furthest = max(float(reach.max()), 1e-9)  # 0: nothing to write
             if self.rho * furthest < 1 and self.rho >= min(LARGEST, ROOM / 2 / furthest):
                 break
             self.rho = min(LARGEST, ROOM / furthest)
