@@ -12,6 +12,7 @@ from mlpswap.report.sequences_figures import (
     facts_by_method,
     growth_picture,
     scaling_picture,
+    sweep_picture,
     table_picture,
     weights_picture,
 )
@@ -79,6 +80,8 @@ def board_view(results: Mapping[str, Any], folder: Path) -> SequencesView:
         ),
         Section("All entries", "entries", (), (), [_table("Facts stored", entries(rows, results["config"]))]),
     ]
+    if (sweep := sweep_picture(rows)) is not None:
+        sections.append(Section("Best options", "options", (), [sweep], ()))
     if weights is not None:
         sections.append(Section("Weights", "weights-shown", (), [weights], ()))
     return SequencesView(sections, _setup(results))

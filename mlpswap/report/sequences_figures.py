@@ -66,6 +66,73 @@ def facts_by_method(rows: Rows, threshold: float) -> dict[str, dict[int, int]]:
     return {method: found[method] for method in order if method in found}
 
 
+def sweep_picture(rows: Rows) -> Picture | None:
+    """The best S and f of the published construction as the sizes grow together and each alone; None if none does alone."""
+    chosen = [row for row in rows if "neurons_per_label" in (row.get("any_options") or {})]
+    panels = varied_sizes(chosen)
+    if len(panels) < 2:
+        return None
+    series = list(dict.fromkeys((row["method"], row["threshold"]) for row in chosen))
+    with drawing():
+        drawn = figure(1.9 * len(panels), 4.4)
+        axes = drawn.subplots(2, len(panels), squeeze=False, sharex="col", sharey="row")
+        for column, (title, (size, own)) in enumerate(panels.items()):
+            for place, (method, threshold) in enumerate(series):
+                points = sorted(
+                    (row for row in own if (row["method"], row["threshold"]) == (method, threshold)),
+                    key=lambda row: row[size],
+                )
+                for line, option in enumerate(("neurons_per_label", "top_fraction")):
+                    axes[line, column].plot(
+                        [row[size] for row in points],
+                        [row["any_options"].get(option) for row in points],
+                        color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
+                        label=label(f"{method}, {threshold:g}", 32) if line == column == 0 else None,
+                    )  # fmt: skip
+            axes[1, column].set_xscale("log")
+            axes[1, column].set_xlabel(title)
+            sizes = sorted({row[size] for row in own})
+            axes[1, column].set_xticks(sizes, [str(each) for each in sizes])
+            axes[1, column].minorticks_off()
+        axes[0, 0].set_ylabel("best S")
+        axes[1, 0].set_ylabel("best f")
+        drawn.legend(loc="outside upper center", ncols=2)
+        return picture(
+            "sweep", drawn,
+            alt=f"Best S and f of {listed(list(dict.fromkeys(method for method, _ in series)))} over {listed(list(panels))}.",
+            caption="Neurons of each label (S) and share of a neuron's tokens at -1 (f) that store the most facts, Any of the "
+            "trials. Neighbours on the grid often store as many.",
+        )  # fmt: skip
+
+
+def varied_sizes(rows: Rows) -> dict[str, tuple[str, Rows]]:
+    """Sizes that grow together (V = 2d, C = d), and those that differ from the most frequent neighbour in one number.
+
+    As title -> (the number that grows, rows).
+    """
+    sizes = {(row["d"], row["tokens"], row["labels"]) for row in rows}
+    standard = {size for size in sizes if size[1:] == (2 * size[0], size[0])}
+    if not standard:
+        return {}
+
+    def differing(base: tuple[int, ...], place: int) -> set[tuple[int, ...]]:
+        return {size for size in sizes if all(size[n] == base[n] for n in range(3) if n != place)}
+
+    base = max(sorted(standard), key=lambda each: sum(len(differing(each, place)) for place in range(3)))
+    groups: dict[str, tuple[str, set[tuple[int, ...]]]] = {
+        "d, with 2d tokens and d labels": ("d", set(standard))
+    }
+    for place, (key, title) in enumerate(
+        (("d", "d alone"), ("tokens", "tokens alone"), ("labels", "labels alone"))
+    ):
+        groups[title] = (key, differing(base, place))
+    return {
+        title: (key, [row for row in rows if (row["d"], row["tokens"], row["labels"]) in group])
+        for title, (key, group) in groups.items()
+        if len(group) > 1
+    }
+
+
 def _draw_law(axes: "Axes", law: Law | None, sizes: Sequence[int], **style: Any) -> None:
     if law is not None and len(sizes) > 1:
         steps = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 40) for step in range(41)]

@@ -9,6 +9,7 @@ from mlpswap.sequences.base import Method
 METHODS = {
     "hand_coded": "mlpswap.sequences.hand_coded:HandCoded",
     "hybrid": "mlpswap.sequences.hybrid:Hybrid",
+    "pushed": "mlpswap.sequences.pushed:Pushed",
     "random_embedding": "mlpswap.sequences.random_embedding:RandomEmbedding",
     "trained": "mlpswap.sequences.trained:Trained",
     "exact": "mlpswap.sequences.exact:Exact",

@@ -1,25 +1,19 @@
-"""Random embeddings that stay as they are, with an unembedding fitted to them: what hidden activations of no design give."""
+"""Random embeddings that stay as they are, with an unembedding trained on them: what activations of no design give."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from mlpswap.config import option
 from mlpswap.sequences.facts import PairFacts
 from mlpswap.sequences.network import PairNetwork
 from mlpswap.sequences.trained import random_network
-from mlpswap.sequences.unembeddings import FITS, fitted_unembeddings, require_fit
+from mlpswap.sequences.unembeddings import trained_unembeddings
 
 
 @dataclass(frozen=True)
 class RandomEmbeddingConfig:
-    """Options of the method `random_embedding`."""
-
-    unembedding: str = option("trained", " | ".join(FITS))
-
-    def __post_init__(self) -> None:
-        require_fit("random_embedding", self.unembedding)
+    """The method `random_embedding` has no options."""
 
 
 class RandomEmbedding:
@@ -42,5 +36,5 @@ class RandomEmbedding:
     ) -> list[PairNetwork]:
         drawn = [random_network(facts, width, draw) for draw in generators]
         hidden = torch.stack([network.hidden(facts) for network in drawn])
-        fitted = fitted_unembeddings(hidden, facts.label, facts.labels, config.unembedding, generators)
+        fitted = trained_unembeddings(hidden, facts.label, facts.labels, generators)
         return [PairNetwork(n.first, n.second, u) for n, u in zip(drawn, fitted, strict=True)]

@@ -1,49 +1,33 @@
-"""Unembeddings above given hidden activations: trained, or in closed form; many models at once."""
+"""Unembeddings above given hidden activations, in closed form or trained; many models at once, in bounded memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.errors import ConfigError
 from mlpswap.sequences.packed import UnembeddingPack
 from mlpswap.sequences.recipes import CHALLENGE, train
 
-FITS = ("trained", "pushed", "ridge")
 RIDGE = 1e-3  # as a share of the mean square of a neuron
 MARGIN = 0.1
-ROUNDS = 150
 NUMBERS = 10**8  # float32 that are in memory at once, about
 
 
-def require_fit(name: str, fit: str) -> None:
-    if fit not in FITS:
-        raise ConfigError(f"{name}: unembedding = {fit}: expected one of {', '.join(FITS)}")
-
-
-def fitted_unembeddings(
+def trained_unembeddings(
     hidden: Float[Tensor, "T N d"],
     label: Int[Tensor, " N"],
     labels: int,
-    fit: str,
     generators: Sequence[torch.Generator],
 ) -> Float[Tensor, "T C d"]:
-    """One unembedding for each model, by one of `FITS`. Training starts from U(+-1/sqrt(d)) and follows `CHALLENGE`."""
-    models, count, width = hidden.shape
-    at_once = max(1, NUMBERS // (count * (width + 3 * labels)))
-    parts = []
-    for begin in range(0, models, at_once):
-        part = hidden[begin : begin + at_once]
-        if fit == "trained":
-            draws = generators[begin : begin + at_once]
-            start = torch.stack([uniform((labels, width), width, draw) for draw in draws])
-            parts.append(train(UnembeddingPack(part, start, label), CHALLENGE).weights)
-        else:
-            parts.append(ridge_unembedding(part, label, labels, rounds=ROUNDS if fit == "pushed" else 0))
-    return torch.cat(parts)
+    """By the recipe of the challenge, from U(+-1/sqrt(d))."""
+    width = hidden.shape[2]
+    start = torch.stack([uniform((labels, width), width, draw) for draw in generators])
+    return _in_parts(
+        lambda h, u: train(UnembeddingPack(h, u, label), CHALLENGE).weights, labels, hidden, start
+    )
 
 
 def uniform(size: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
@@ -51,25 +35,66 @@ def uniform(size: tuple[int, ...], fan_in: int, generator: torch.Generator) -> T
     return (2 * torch.rand(size, generator=generator) - 1) / math.sqrt(fan_in)
 
 
-def ridge_unembedding(
-    hidden: Float[Tensor, "T N d"], label: Int[Tensor, " N"], labels: int, *, rounds: int = 0
+def pushed_unembeddings(
+    hidden: Float[Tensor, "T N d"],
+    label: Int[Tensor, " N"],
+    labels: int,
+    *,
+    rounds: int,
+    momentum: float = 0.0,
+    threshold: float = 1.0,
 ) -> Float[Tensor, "T C d"]:
-    """The ridge regression of one-hot labels on hidden activations, and with `rounds` the targets pushed so often.
+    """The ridge regression of one-hot labels on hidden activations, whose targets are then pushed in `rounds`.
 
-    A round adds to the targets what each wrong label lacks to a margin of 0.1 below the right one, and refits. One
-    factorisation serves all rounds and no step size is chosen; yet it is a preconditioned subgradient method on the
-    multiclass hinge loss. So only plain ridge regression may stand among the hand-coded entries.
+    A round adds to the targets what each wrong label lacks to a margin of 0.1 below the right one, and refits; with
+    `momentum`, this share of the push before as well. Where an accuracy of `threshold` will do, the facts that lack most
+    are left out, more of them from round to round until half of the rounds are over. The best unembedding met is kept.
+
+    One factorisation serves all rounds and no step size is chosen; yet it is a preconditioned subgradient method on the
+    multiclass hinge loss. So only rounds = 0, plain ridge regression, may stand among the hand-coded entries.
     """
+
+    def push(part: Tensor) -> Tensor:
+        return _pushed(part, label, labels, rounds, momentum, threshold)
+
+    return _in_parts(push, labels, hidden)
+
+
+def _pushed(
+    hidden: Tensor, label: Tensor, labels: int, rounds: int, momentum: float, threshold: float
+) -> Float[Tensor, "T C d"]:
     gram = hidden.mT @ hidden
     mean = gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)  # no neuron may be open at all
     gram.diagonal(dim1=1, dim2=2).add_(RIDGE * mean[:, None])
     factor = torch.linalg.cholesky(gram)
     moment = hidden.mT @ F.one_hot(label, labels).to(hidden)  # (T, d, C)
-    right = label.expand(len(hidden), -1)[:, :, None]
-    for _ in range(rounds):
-        logits = hidden @ torch.cholesky_solve(moment, factor)
-        lack = torch.relu(logits - logits.gather(2, right) + MARGIN)
-        lack.scatter_(2, right, 0.0)
-        lack.scatter_(2, right, -lack.sum(2, keepdim=True))
-        moment -= hidden.mT @ lack
-    return torch.cholesky_solve(moment, factor).mT.contiguous()
+    push, best = torch.zeros_like(moment), torch.zeros_like(moment)
+    record = torch.full((len(hidden),), -1, device=hidden.device)
+    own = label.expand(len(hidden), -1)[:, :, None]
+    spare = math.floor((1 - threshold) * len(label) + 1e-9)
+    for number in range(rounds + 1):
+        found = torch.cholesky_solve(moment, factor)
+        logits = hidden @ found
+        lack = torch.relu(logits - logits.gather(2, own) + MARGIN).scatter_(2, own, 0.0)
+        most = lack.amax(2)
+        right = (most < MARGIN).sum(1)
+        better = right > record
+        record, best = torch.where(better, right, record), torch.where(better[:, None, None], found, best)
+        if number == rounds or bool((record == len(label)).all()):
+            break
+        left_out = round(spare * min(1.0, 2 * number / rounds))
+        if left_out:
+            worst = most.topk(left_out, dim=1).indices
+            lack.scatter_(1, worst[:, :, None].expand(-1, -1, labels), 0.0)
+        lack.scatter_(2, own, -lack.sum(2, keepdim=True))
+        push = momentum * push + hidden.mT @ lack
+        moment -= push
+    return best.mT.contiguous()
+
+
+def _in_parts(fit: Callable[..., Tensor], labels: int, *tensors: Tensor) -> Tensor:
+    """`fit` on so many models of (T, N, d) at a time as bound the memory."""
+    _, count, width = tensors[0].shape
+    at_once = max(1, NUMBERS // (count * (width + 4 * labels)))
+    parts = zip(*(each.split(at_once) for each in tensors), strict=True)
+    return torch.cat([fit(*part) for part in parts])
