@@ -10,7 +10,7 @@ Source: this project.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 DIRECT = 4096  # facts, up to which K is formed: 128 MiB

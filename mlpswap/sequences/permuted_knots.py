@@ -22,7 +22,6 @@ from mlpswap.sequences.redraw import draw_base
 from mlpswap.sequences.tangent import BasePoint, tangent_network
 
 NARROWEST = 8
-EQUATIONS_TO_SPARE = 2.6  # facts / d^2, up to which a neuron can be spared at small widths
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,9 @@ def draw_point(facts: PairFacts, width: int, config: PermutedKnotsConfig, draw: 
     draws = config.draws or (48 if width <= 16 else 8 if width <= 32 else 4)
     constant = config.constant
     if constant is None:
-        constant = width > 16 or len(facts) <= EQUATIONS_TO_SPARE * width**2
+        constant = (
+            width > 16 or len(facts) <= 4 * width**2 - 21 * width
+        )  # independent equations with it, about
     own = width - constant
     knots, levels = draw_base(facts, own, pairs, draws, draw)
     first, second = -knots, levels[:, None].repeat(1, own)

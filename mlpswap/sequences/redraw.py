@@ -30,7 +30,7 @@ def draw_base(
     pairs: the numbers of pairs outside the run to choose from. draws: sets of knots for each first token to choose from.
     """
     levels = (torch.randperm(facts.tokens, generator=draw).double() + 0.5) / facts.tokens - 0.5
-    knots = torch.full((facts.tokens, width), levels.max() + 1, dtype=torch.float64)
+    knots = torch.full((facts.tokens, width), 1.0, dtype=torch.float64)  # above every level
     count = torch.bincount(facts.first, minlength=facts.tokens)
     covariance = _Covariance(levels, width) if draws > 1 else None
     for token in count.argsort(descending=True, stable=True).tolist():

@@ -26,9 +26,8 @@ ROOM = 0.8  # share of the way to the nearest change of a gate that the correcti
 LARGEST = 0.5  # rho
 EXACT = 0.05  # of half the spacing of labels: how well an equation is met
 SHORT = 0.5  # of half the spacing: how far a released fact may fall short
-UNSTRETCHED = 32  # labels
 SOLVES = 4  # for one set of facts, until rho fits
-ROUNDS = 12  # of releasing, recalling and giving up
+LIKELY = 4.0  # how much rather a fact of an outermost label is given up: it may still be right without its equation
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class BasePoint:
 def label_positions(labels: int) -> Float[Tensor, " C"]:
     """C positions on the line, centred on 0.
 
-    Up to 32 labels they are 2/C apart. Rounding in the sum over the neurons grows with |y_c|, and of many labels it is
-    the outer ones that suffer, so these stand further apart then.
+    They are 2/C apart. Rounding in the sum over the neurons grows with |y_c|, so that of many labels the outer ones
+    suffer: beyond 32, these stand further apart.
     """
     even = (2 * torch.arange(labels, dtype=torch.float64) + 1 - labels) / labels
-    stretch = max(0.0, labels / UNSTRETCHED - 1)
+    stretch = max(0.0, labels / 16 - 2)
     return even * (1 + stretch * even.abs()) / (1 + stretch)
 
 
@@ -70,15 +69,16 @@ def tangent_network(
     held = torch.ones(len(facts), dtype=torch.bool)
     may_miss = int((1 - threshold) * len(facts) + 1e-9)
     best = None
-    for turn in range(ROUNDS):
+    rounds = 24 if len(facts) <= 2048 else 12  # of releasing, recalling and giving up
+    for turn in range(rounds):
         written = writer.write(held)
         if best is None or written.accuracy > best.accuracy:
             best = written
         if best.accuracy >= threshold:
             break
-        kept = writer.outer_facts(written, release=turn < ROUNDS - 3)
+        kept = writer.outer_facts(written, release=turn < rounds - 3)
         if may_miss:
-            kept = writer.give_up(kept, written, min(may_miss, may_miss * (turn + 1) // (ROUNDS - 3)))
+            kept = writer.give_up(kept, written, min(may_miss, may_miss * (turn + 1) // (rounds - 3)))
         if torch.equal(kept, held):
             break
         held = kept
@@ -132,7 +132,7 @@ class _Writer:
             first, second = part.correction(rows[held], found)
             shift = first[self.facts.first] + second[self.facts.second]
             reach = -torch.sign(self.before) * shift / self.room
-            furthest = float(reach.max())
+            furthest = max(float(reach.max()), 1e-9)  # 0: nothing to write
             if self.rho * furthest < 1 and self.rho >= min(LARGEST, ROOM / 2 / furthest):
                 break
             self.rho = min(LARGEST, ROOM / furthest)
@@ -155,7 +155,8 @@ class _Writer:
         more = misses - int((~held & (off > self.half)).sum())
         if more <= 0:
             return held
-        worst = torch.where(held, written.multipliers.abs(), -1.0).topk(min(more, int(held.sum()))).indices
+        worth = written.multipliers.square() * torch.where(self.outward == 0, 1.0, LIKELY)
+        worst = torch.where(held, worth, -1.0).topk(min(more, int(held.sum()))).indices
         kept = held.clone()
         kept[worst] = False
         return kept
