@@ -79,11 +79,14 @@ VERBS: dict[str, Verb] = {
     "stores": Verb(
         "fill associative stores with memories and measure how they interfere",
         "mlpswap.commands.config:StoresConfig", "mlpswap.commands.stores:stores", ("overwrite",)),
+    "sequences": Verb(
+        "find how many (token, token) -> label facts one hidden layer stores by each method",
+        "mlpswap.sequences.config:SequencesConfig", "mlpswap.commands.sequences:sequences", ("resume", "overwrite")),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report", main="run"),
     "list": Verb(
-        "list constructions, editors, presets or metrics",
+        "list constructions, editors, methods, presets or metrics",
         "mlpswap.commands.config:ListConfig", "mlpswap.commands.list:list_things", main="what"),
     "validate": Verb(
         "check a configuration file without running it",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mlpswap.errors import ConfigError
@@ -139,14 +140,16 @@ def _require_containers(schema: type, content: Any, where: str, prefix: str = ""
 
 
 def _require_container(kind: Any, value: Any, where: str, key: str) -> None:
-    nested, origin = is_dataclass(kind), get_origin(kind)
+    nested, origin = _nested(kind), get_origin(kind)
+    if nested and nested is not kind and value is None:
+        return
     if nested or origin in (dict, list):
         wanted = list if origin is list else dict
         if not isinstance(value, wanted) and not (isinstance(value, str) and "${" in value):
             noun = {list: "a list, as in [...]", dict: "a mapping, as in {...}"}[wanted]
             raise ConfigError(f"{where}: {key}: expected {noun}, found {value!r}")
     if nested:
-        _require_containers(kind, value, where, f"{key}.")
+        _require_containers(nested, value, where, f"{key}.")
     elif origin is list and isinstance(value, list):
         for place, item in enumerate(value):
             _require_container(get_args(kind)[0], item, where, f"{key}[{place}]")
@@ -197,14 +200,26 @@ def to_yaml(config: Any) -> str:
 
 
 def describe(schema: type, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """(key, type, default, help) of every field, nested ones with their full name."""
+    """(key, type, default, help) of every field, nested ones with their full name; one that may be null stands itself, too."""
     hints = get_type_hints(schema)
     for each in fields(schema):
         key, kind = prefix + each.name, hints[each.name]
-        if is_dataclass(kind):
-            yield from describe(kind, key + ".")  # type: ignore[arg-type]
-        else:
-            yield key, _type_name(kind), _default(each), each.metadata.get("help", "")
+        nested = _nested(kind)
+        if nested is not kind:
+            yield (
+                key,
+                "null, or a mapping" if nested else _type_name(kind),
+                _default(each),
+                each.metadata.get("help", ""),
+            )
+        if nested:
+            yield from describe(nested, key + ".")
+
+
+def _nested(kind: Any) -> type | None:
+    """The dataclass that a field holds, or may hold besides null."""
+    options = (kind, *(get_args(kind) if isinstance(kind, UnionType) else ()))
+    return next((option for option in options if is_dataclass(option)), None)  # type: ignore[return-value]
 
 
 def _default(each: Field) -> Any:

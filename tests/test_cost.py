@@ -13,13 +13,19 @@ import torch
 
 from mlpswap.cli import main
 from mlpswap.constructions import build_fact_mlp
-from mlpswap.cost.pool import run_searches
+from mlpswap.cost import pool
 from mlpswap.cost.probe import Cell, accuracy, build_and_measure, fact_bits, rounded, values_of
-from mlpswap.cost.run import read_probes
+from mlpswap.cost.records import read_probes
+from mlpswap.cost.run import require_complete
 from mlpswap.cost.search import smallest_size, verify
 from mlpswap.embeddings import spherical
 from mlpswap.errors import CheckpointError
 from mlpswap.report.cost import cost_picture
+
+
+def run_searches(searches, known, **options):
+    return pool.run_searches(searches, known, measure=build_and_measure, **options)
+
 
 SMALL = ["facts=[48]", "d=[16]", "seeds=[0, 1]", "workers=2"]
 WHITENED = "{construction: hebbian, label: whitened, options: {variant: whitened}}"
@@ -158,10 +164,10 @@ def test_a_build_on_record_must_be_whole(tmp_path, damage):
     outcome = build_and_measure(cell(), 46, 0)
     line = {"cell": cell().to_dict(), "size": 46, "seed": 0, "accuracy": outcome.accuracy, **outcome.figures}
     (tmp_path / "good").write_text(json.dumps(line) + "\n")
-    assert read_probes(tmp_path / "good", 60) == {(cell().identity, 46, 0): outcome}
+    assert read_probes(tmp_path / "good", 60, Cell, require_complete) == {(cell().identity, 46, 0): outcome}
     (tmp_path / "bad").write_text(json.dumps(line | damage) + "\n")
     with pytest.raises(CheckpointError, match="of a build"):
-        read_probes(tmp_path / "bad", 60)
+        read_probes(tmp_path / "bad", 60, Cell, require_complete)
 
 
 def test_a_worker_that_somebody_ends_is_replaced():

@@ -22,6 +22,7 @@ def test_all_presets_are_there():
         "ssfr_tiny", "ssfr", "ssfr_4096", "ssfr_paper", "books_tiny", "books_edit_tiny", "books_4k", "books_16k",
         "books_edit_16k",
         "books_paper", "edit_tiny", "edit_paper", "yardstick", "stores", "sequential", "sequential_tiny",
+        "sequences", "sequences_sweep", "sequences_ablation",
     }  # fmt: skip
 
 
@@ -53,6 +54,7 @@ def test_a_preset_is_recognised_by_its_keys(capsys):
     assert {name for name, kind in kinds.items() if kind == "benchmark"} == {"edit_tiny", "edit_paper"}
     assert {name for name, kind in kinds.items() if kind == "sequential"} == {"sequential", "sequential_tiny"}
     assert {name for name, kind in kinds.items() if kind == "stores"} == {"stores"}
+    assert kinds["sequences"] == kinds["sequences_ablation"] == "sequences"
     assert main(["list", "presets"]) == 0
     assert "[stores]" in capsys.readouterr().out
 

@@ -145,10 +145,10 @@ class ReportConfig:
 
 @dataclass
 class ListConfig:
-    what: str = option("constructions", "constructions, editors, presets or metrics")
+    what: str = option("constructions", "constructions, editors, methods (of sequences), presets or metrics")
 
     def __post_init__(self) -> None:
-        known = ("constructions", "editors", "presets", "metrics")
+        known = ("constructions", "editors", "methods", "presets", "metrics")
         if self.what not in known:
             raise ConfigError(f"what = {self.what}: expected one of {', '.join(known)}")
 

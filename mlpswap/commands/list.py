@@ -10,9 +10,13 @@ from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
 
 
 def list_things(config: ListConfig, **_: Any) -> None:
-    {"constructions": _constructions, "editors": _editors, "presets": _presets, "metrics": _metrics}[
-        config.what
-    ]()
+    {
+        "constructions": _constructions,
+        "editors": _editors,
+        "methods": _methods,
+        "presets": _presets,
+        "metrics": _metrics,
+    }[config.what]()
 
 
 def _registered(group: str) -> None:
@@ -34,6 +38,14 @@ def _constructions() -> None:
 
 def _editors() -> None:
     _registered(EDITORS)
+
+
+def _methods() -> None:
+    from mlpswap.sequences.methods import METHODS, get_method
+
+    for name in METHODS:
+        method = get_method(name)
+        print(f"{name:16} [{method.column}; {method.source}] {_first_paragraph(type(method).__doc__)}")
 
 
 def _presets() -> None:

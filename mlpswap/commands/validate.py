@@ -9,6 +9,7 @@ from mlpswap.commands.config import StoresConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
+from mlpswap.sequences.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
 
 # A file belongs to the verb with which it shares most keys, the first of them on a tie.
@@ -18,6 +19,7 @@ SCHEMAS: dict[str, type] = {
     "sequential": SequentialConfig,
     "stores": StoresConfig,
     "cost": CostConfig,
+    "sequences": SequencesConfig,
 }
 
 
@@ -28,7 +30,7 @@ def validate(config: ValidateConfig, **_: Any) -> None:
 
 
 def check(path: Path) -> tuple[str, Any]:
-    """(verb, configuration) of a file; the options of every construction, editor and store are checked too."""
+    """(verb, configuration) of a file; the options of every construction, editor, store and method are checked too."""
     keys = set(load_yaml(path))
     verb = max(SCHEMAS, key=lambda name: len(keys & {field.name for field in fields(SCHEMAS[name])}))
     config: Any = load_config(SCHEMAS[verb], path)
@@ -46,6 +48,10 @@ def check(path: Path) -> tuple[str, Any]:
             from mlpswap.cost.run import check_options
 
             check_options(config)
+        case SequencesConfig():
+            from mlpswap.sequences.board import check_methods
+
+            check_methods(config)  # none in an ablation
         case StoresConfig():
             from mlpswap.stores import make_stores
 

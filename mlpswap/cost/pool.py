@@ -6,26 +6,34 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
-from mlpswap.cost.probe import Cell, build_and_measure
-from mlpswap.cost.search import Found, Outcome, Probes
+from mlpswap.cost.search import Found, Outcome
 
 logger = logging.getLogger(__name__)
 
+Measure = Callable[[Any, int, int], Outcome]  # one build, of a cell at a size and a seed; found by its name
+Search = Generator[tuple[int, int], Outcome, Any]
 Known = Mapping[tuple[str, int, int], Outcome]  # by `Cell.identity`, size and seed
 TICK = 0.2  # seconds between looks at the clock
+
+
+class Cell(Protocol):
+    """One point of a table. Whatever its builds depend on besides size and seed stands in `identity`."""
+
+    @property
+    def identity(self) -> str: ...
 
 
 class Worker:
     """One process and the build that it is at, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure: Measure) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's locked thread pools
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, measure), daemon=True)
         self.process.start()
         theirs.close()
         self.task: tuple[int, Cell, int, int] | None = None
@@ -45,7 +53,7 @@ class Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, measure: Measure) -> None:
     """Build what comes through the pipe until it closes. Whatever goes wrong in a build is its outcome."""
     import torch
 
@@ -57,7 +65,7 @@ def _serve(pipe: Connection) -> None:
         try:
             cell, size, seed = pipe.recv()
             try:
-                outcome = build_and_measure(cell, size, seed)
+                outcome = measure(cell, size, seed)
             except Exception as error:
                 text = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 outcome = Outcome(size, seed, None, {"error": text})
@@ -75,21 +83,22 @@ def _end_with_the_parent() -> None:
 
 
 def run_searches(
-    searches: Sequence[tuple[Cell, Probes]],
+    searches: Sequence[tuple[Cell, Search]],
     known: Known,
     *,
+    measure: Measure,
     workers: int,
     seconds: float,
-    record: Callable[[Cell, Outcome], None],
-) -> Iterator[tuple[int, Found]]:
-    """Drive all searches and yield (number, what was found) as each ends.
+    record: Callable[[Any, Outcome], None],
+) -> Iterator[tuple[int, Any]]:
+    """Drive all searches and yield (number, what it returned) as each ends.
 
     A build that is `known` is not done again; `record` is told of every new one, in the order in which they end, and
-    adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with the
-    status "error".
+    adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with a
+    `Found` of the status "error".
     """
     pending: deque[tuple[int, Cell, int, int]] = deque()
-    ended: deque[tuple[int, Found]] = deque()
+    ended: deque[tuple[int, Any]] = deque()
 
     def advance(number: int, outcome: Outcome | None) -> None:
         """Feed a search until it asks for a build that is not known, or ends."""
@@ -134,7 +143,7 @@ def run_searches(
                     worker.end()
                 idle = next((worker for worker in team if worker.task is None), None)
                 if idle is None and len(team) < workers:
-                    team.append(idle := Worker())
+                    team.append(idle := Worker(measure))
                 if idle is None:
                     break
                 idle.start(*pending.popleft())

@@ -1,25 +1,19 @@
 """`mlpswap cost`: the smallest size of each construction, as a table, a picture and the list of all builds."""
 
-import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from mlpswap.config import build_options, to_plain, to_yaml
 from mlpswap.cost.config import CostConfig, Entry
-from mlpswap.cost.pool import run_searches
-from mlpswap.cost.probe import Cell
+from mlpswap.cost.probe import Cell, build_and_measure
+from mlpswap.cost.records import read_probes, run_recorded
 from mlpswap.cost.search import Found, Outcome, smallest_size, verify
 from mlpswap.cost.tables import markdown, row_of
-from mlpswap.errors import CheckpointError
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.runs import (
     default_folder,
-    progress_interval,
     require_same_config,
     results,
     run_folder,
@@ -58,32 +52,14 @@ def cost(
             require_same_config(folder, to_plain(config), free=FREE_ON_RESUME)
         write_text(folder / "config.yaml", to_yaml(config))
     log = folder / "probes.jsonl"
-    known = read_probes(log, config.probe_seconds) if resume else {}
+    known = read_probes(log, config.probe_seconds, Cell, require_complete) if resume else {}
     if known:
         logger.warning("resuming %s: %d builds are done", folder, len(known))
     tasks = list(searches(config))
-    found: dict[int, Found] = {}
-    with (
-        log.open("a", encoding="utf-8") as lines,
-        tqdm(unit="build", desc=f"0 of {len(tasks)} searches", mininterval=progress_interval()) as bar,
-    ):
-
-        def record(cell: Cell, outcome: Outcome) -> None:
-            known[cell.identity, outcome.size, outcome.seed] = outcome
-            line = {"cell": cell.to_dict(), "size": outcome.size, "seed": outcome.seed}
-            line |= {"accuracy": outcome.accuracy, **outcome.figures}
-            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            lines.flush()
-            bar.set_postfix_str(f"{cell.name} at {outcome.size}")
-            bar.update()
-
-        workers = config.workers or os.cpu_count() or 1
-        pairs = [(cell, probes) for _, cell, probes, _ in tasks]
-        for number, result in run_searches(
-            pairs, known, workers=workers, seconds=config.probe_seconds, record=record
-        ):
-            found[number] = result
-            bar.set_description(f"{len(found)} of {len(tasks)} searches")
+    pairs = [(cell, probes) for _, cell, probes, _ in tasks]
+    found = run_recorded(
+        log, pairs, known, measure=build_and_measure, workers=config.workers, seconds=config.probe_seconds
+    )
     rows = rows_of(config, tasks, found)
     metrics = {"rows": len(rows), "found": sum(row["size"] is not None for row in rows), "builds": len(known)}
     seconds = time.perf_counter() - began
@@ -167,27 +143,3 @@ def require_complete(outcome: Outcome) -> None:
             raise ValueError(f"{name} = {outcome.figures.get(name)!r} of a build: expected a number")
     if not isinstance(outcome.figures["factored_parameters"], int | None):
         raise ValueError("factored_parameters of a build: expected a whole number or null")
-
-
-def read_probes(path: Path, seconds: float) -> dict[tuple[str, int, int], Outcome]:
-    """The builds of an earlier part of the run; those that ended for a shorter time limit, or an error, are left out.
-
-    A last line that a kill cut short is left out as well. Raises `CheckpointError` for any other damage.
-    """
-    known: dict[tuple[str, int, int], Outcome] = {}
-    if not path.exists():
-        return known
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        for line in lines[:-1]:
-            content = json.loads(line)
-            cell, size, seed = Cell(**content.pop("cell")), content.pop("size"), content.pop("seed")
-            outcome = Outcome(size, seed, content.pop("accuracy"), content)
-            require_complete(outcome)
-            if outcome.accuracy is not None or outcome.figures.get("capped_after", 0) >= seconds:
-                known[cell.identity, size, seed] = outcome
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if lines[-1]:
-        path.write_text("\n".join([*lines[:-1], ""]), encoding="utf-8")
-    return known

@@ -19,6 +19,7 @@ def write_report(folder: Path) -> dict[str, Path]:
     """
     from mlpswap.report.benchmark import benchmark_view
     from mlpswap.report.cost import cost_view
+    from mlpswap.report.sequences import ablation_view, board_view
     from mlpswap.report.sequential import sequential_view
     from mlpswap.report.stores import stores_view
     from mlpswap.report.training import training_view
@@ -37,10 +38,14 @@ def write_report(folder: Path) -> dict[str, Path]:
             view = stores_view(results)
         case "cost":
             view = cost_view(results)
+        case "sequences":
+            view = board_view(results, folder)
+        case "ablation":
+            view = ablation_view(results)
         case other:
             raise RunFolderError(
                 f"{folder / 'results.json'}: no report for kind '{other}'; "
-                "expected train, benchmark, sequential, stores or cost"
+                "expected train, benchmark, sequential, stores, cost, sequences or ablation"
             )
     write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
     return _write_figures(folder / "figures", view.pictures)

@@ -122,7 +122,7 @@ def _inline(svg: str, name: str, alt: str) -> Markup:
                 if value not in referred:
                     continue
                 value = f"{name}-{value}"
-            elif plain == "href":
+            elif plain == "href" and value.startswith("#"):
                 value = f"#{name}-{value[1:]}"
             elif plain == "clip-path":
                 value = value.replace("url(#", f"url(#{name}-")

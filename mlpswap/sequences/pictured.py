@@ -1,0 +1,102 @@
+"""The networks of a leader board whose weights its report shows: kept in one file of the run folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mlpswap.config import build_options
+from mlpswap.errors import CheckpointError, RunFolderError
+from mlpswap.runs import replacing
+from mlpswap.sequences.base import trial_generator
+from mlpswap.sequences.config import SequencesConfig
+from mlpswap.sequences.facts import draw_pair_facts
+from mlpswap.sequences.methods import get_method
+from mlpswap.sequences.network import PairNetwork
+
+FILE = "networks.safetensors"
+KINDS = ("hand_coded", "permuted_knots", "trained")
+WIDTH = 16  # where the board has it, otherwise the nearest width
+_PARTS = ("first", "second", "unembedding")
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """A network that stores `count` facts, and its activations on them, (N, d), sorted by label."""
+
+    name: str
+    count: int
+    network: PairNetwork
+    hidden: Tensor
+
+
+def pictured_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """At one width and the highest threshold, the entry of each of `KINDS` with the most facts."""
+    standard = [
+        row for row in rows if row.get("any") and (row["tokens"], row["labels"]) == (2 * row["d"], row["d"])
+    ]
+    if not standard:
+        return []
+    width = min({row["d"] for row in standard}, key=lambda d: (abs(d - WIDTH), d))
+    threshold = max(row["threshold"] for row in standard)
+    found = []
+    for kind in KINDS:
+        own = [
+            row for row in standard if (row["kind"], row["d"], row["threshold"]) == (kind, width, threshold)
+        ]
+        found += sorted(own, key=lambda row: -row["any"])[:1]
+    return found
+
+
+def build_pictured(config: SequencesConfig, row: Mapping[str, Any]) -> Pictured:
+    """The best of the trials that a row of the board stands for, built again."""
+    entry = next(
+        each
+        for each in config.methods
+        if each.name == row["method"] and (each.d is None or row["d"] in each.d)
+    )
+    method = get_method(entry.method)
+    options: Any = build_options(method.Config, entry.options | row["any_options"], entry.name)
+    facts = draw_pair_facts(row["any"], row["tokens"], row["labels"], seed=config.facts_seed)
+    draws = [trial_generator(method.name, trial, config.seed) for trial in range(row["trials"])]
+    built = method.build(facts, row["d"], options, draws, threshold=row["threshold"])
+    best = max(built, key=lambda network: network.accuracy(facts))
+    return Pictured(row["method"], row["any"], best, best.hidden(facts))
+
+
+def save_pictured(path: Path, pictured: Sequence[Pictured]) -> None:
+    """Write them atomically. Raises `RunFolderError` when the disk is full or read-only."""
+    tensors: dict[str, Tensor] = {}
+    for number, each in enumerate(pictured):
+        parts = {part: getattr(each.network, part) for part in _PARTS} | {"hidden": each.hidden}
+        tensors |= {f"{number}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
+    names = json.dumps([[each.name, each.count] for each in pictured])
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, {"networks": names})
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be written: {error}") from error
+
+
+def load_pictured(path: Path) -> list[Pictured]:
+    """What `save_pictured` wrote; none if there is no such file. Raises `CheckpointError` if it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = json.loads(file.metadata()["networks"])
+            found = []
+            for number, (name, count) in enumerate(names):
+                parts = [file.get_tensor(f"{number}.{part}") for part in _PARTS]
+                hidden = file.get_tensor(f"{number}.hidden")
+                if any(part.dim() != 2 or not part.isfinite().all() for part in (*parts, hidden)):
+                    raise ValueError(f"network {number} is no set of finite matrices")
+                found.append(Pictured(str(name), int(count), PairNetwork(*parts), hidden))
+            return found
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
