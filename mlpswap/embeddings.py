@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mlpswap.errors import EmbeddingsError, NonFiniteError
+from mlpswap.errors import ConfigError, EmbeddingsError, NonFiniteError
 
 PROFILES = ("log", "linear")
 
@@ -123,9 +123,23 @@ def condition_number(table: Float[Tensor, "n d"]) -> float:
 
 
 def check_table(table: Tensor, noun: str = "the table") -> None:
-    """Raise `EmbeddingsError` unless `table` is (n, d) with a row and a column, `NonFiniteError` for NaN or infinity."""
+    """Raise `EmbeddingsError` unless `table` is (n, d) with a row and a column, `NonFiniteError` for NaN or infinity,
+    `ConfigError` as `check_floating`.
+    """
+    check_floating(table, noun)
     if table.ndim != 2 or 0 in table.shape:
         raise EmbeddingsError(f"{noun} must be (n, d), one row at least: found shape {tuple(table.shape)}")
     finite = torch.isfinite(table).all(dim=1)
     if not bool(finite.all()):
         raise NonFiniteError(f"row {int((~finite).nonzero()[0])} of {noun} holds NaN or infinity")
+
+
+def check_floating(rows: object, noun: str) -> None:
+    """Raise `ConfigError` unless `rows` is a tensor of real floating-point numbers."""
+    if not (isinstance(rows, Tensor) and rows.is_floating_point()):
+        raise ConfigError(f"{noun} must be a tensor of floating-point numbers: found {kind_of(rows)}")
+
+
+def kind_of(found: object) -> str:
+    """In words: the dtype of a tensor, the type of anything else."""
+    return f"a tensor of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__

@@ -13,7 +13,9 @@ from mlpswap.embeddings import (
     spike,
 )
 from mlpswap.embeddings import draw as draw_table
-from mlpswap.errors import EmbeddingsError, MlpSwapError
+from mlpswap.errors import ConfigError, EmbeddingsError, MlpSwapError
+from mlpswap.geometry import best_whitening, coherence, decodability, margin_optimal_outputs
+from mlpswap.whitening import whitening
 
 
 def generator(seed=0):
@@ -111,6 +113,33 @@ def test_what_cannot_be_ill_conditioned_is_refused(table, kappa, profile, named)
     with pytest.raises(MlpSwapError, match=named) as caught:
         ill_condition(table, kappa, profile)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        whitening,
+        condition_number,
+        margin_optimal_outputs,
+        decodability,
+        coherence,
+        best_whitening,
+        lambda table: ill_condition(table, 2.0),
+        lambda table: spike(table, 1.5, generator()),
+    ],
+)
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], "found list"),
+        (torch.eye(3, dtype=torch.int64), "found a tensor of torch.int64"),
+        (torch.eye(3, dtype=torch.complex64), "found a tensor of torch.complex64"),
+    ],
+)
+def test_a_table_is_a_tensor_of_floating_point_numbers(measure, table, found, unchecked):
+    """One sentence, wherever a table goes in."""
+    with pytest.raises(ConfigError, match=f"must be a tensor of floating-point numbers: {found}"):
+        measure(table)
 
 
 def test_a_low_rank_table_in_float32_is_noticed():

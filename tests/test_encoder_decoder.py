@@ -250,7 +250,7 @@ def test_options_that_do_not_go_together_are_refused():
     """One sentence each, before anything is built."""
     arguments = facts(8, 8)
     wrong = [
-        ({"encoder": "vae"}, "unknown encoder 'vae': expected one of bin, gd, two_hot, baum"),
+        ({"encoder": "vae"}, "unknown encoder 'vae': expected one of bin, margin, gd, two_hot, baum"),
         ({"decoder": "pca"}, "unknown decoder 'pca': expected one of jl, orthonormal, gd"),
         ({"activation": "tanh"}, "unknown activation 'tanh'"),
         ({"code_width": 0}, "code_width must be positive or null, found 0"),

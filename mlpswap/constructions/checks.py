@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mlpswap.embeddings import check_floating, kind_of
 from mlpswap.errors import ConfigError, DegenerateKeysError, InfeasibleConstructionError
 
 SAME_LINE = 2e-7  # between unit keys: what float32 makes of a multiple, and too close for any read-out
@@ -14,21 +15,17 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def check_tensors(keys: Tensor, values: Tensor, mapping: Tensor, competitors: Tensor | None = None) -> None:
     """Raise `ConfigError` unless rows are floating-point tensors and indices whole numbers, on one device."""
     for name, rows in (("keys", keys), ("values", values), ("competitors", competitors)):
-        if rows is not None and not (isinstance(rows, Tensor) and rows.is_floating_point()):
-            raise ConfigError(f"{name} must be a tensor of floating-point numbers: found {_kind(rows)}")
+        if rows is not None:
+            check_floating(rows, name)
     if not isinstance(mapping, Tensor) or mapping.dtype not in _WHOLE:
         raise ConfigError(
-            f"mapping must be a tensor of whole numbers, the row of its value for each key: found {_kind(mapping)}"
+            f"mapping must be a tensor of whole numbers, the row of its value for each key: found {kind_of(mapping)}"
         )
     for name, tensor in (("values", values), ("mapping", mapping), ("competitors", competitors)):
         if tensor is not None and tensor.device != keys.device:
             raise ConfigError(
                 f"{name} must be on the device of the keys, {keys.device}: found {tensor.device}"
             )
-
-
-def _kind(found: object) -> str:
-    return f"a tensor of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
 
 
 def check_inputs(

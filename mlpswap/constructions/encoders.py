@@ -1,19 +1,27 @@
 """Encoders: MLPs from keys to low-dimensional codes (arXiv 2512.00207, section 4.2, B.3 and A.1.3).
 
-    bin   one gadget of h~ hidden neurons for each of m code coordinates, A by solving a linear system: exact as soon
-          as d h~ >= F, for keys in general position and an activation that is no polynomial.
-    gd    one dense gated MLP, trained on the squared error: fewer neurons, not exact.
+    bin     one gadget of h~ hidden neurons for each of m code coordinates, A by solving a linear system: exact as soon
+            as d h~ >= F, for keys in general position and an activation that is no polynomial.
+    margin  the same gadgets with fewer neurons: the codes need not be met, only decoded (ours).
+    gd      one dense gated MLP, trained on the squared error: fewer neurons, not exact.
 
 A gadget is o(x) = sum_p act(g_p x) (a_p x), linear in its A: with Sigma = act(G K^T) the unknowns a_p obey
 M vec(A) = o, M = [diag(Sigma_1) K, ..., diag(Sigma_h~) K]. The F x d h~ matrix M is never formed; the solution of
 least norm is A = (Sigma * alpha^T) K with ((Sigma^T Sigma) * (K K^T)) alpha = o. All gadgets share G, and so one
 factorisation.
 
+Exact codes are m F equations, though fact i is stored as soon as its code lies in the cone C_i of those that score it
+right. `margin` asks for that only: a convex problem in A, solved by margin projection (margin.py). Features in general
+position allow it as soon as d h > sum_i E dist(z, C_i)^2, z ~ N(0, I_m), by the phase transition of convex feasibility
+(Amelunxen and others, arXiv 1303.6672). At n = F = 1024, d = 64 that is 7.9 F for orthonormal decoders of any m, 6.4 F for
+the trained one with m = 8, instead of m F. It holds as gamma goes to 0; a larger gamma bears more noise.
+
 Non-gated gadgets are the derivative limit [act((G + eps A) x) - act((G - eps A) x)] / (2 eps) of a gadget whose gate
 is act', with twice the neurons; the error falls with eps^2, rounding in float32 rises with 1 / eps.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlpswap.constructions.base import ACTIVATIONS, value_and_slope
+from mlpswap.constructions.margin import MarginSets, correct_readout
 from mlpswap.constructions.readout import RIDGE
 from mlpswap.embeddings import gaussian
 from mlpswap.errors import InfeasibleConstructionError
@@ -30,6 +39,7 @@ from mlpswap.errors import InfeasibleConstructionError
 SMOOTH_EPSILON = 1e-2  # balances truncation and float32 rounding
 RELU_DRAWS = 8  # of G, of which the one with the largest admissible epsilon is kept
 MAX_RESIDUAL = 1e-4  # relative, of a system that should be solved exactly
+MARGIN_ROUNDS, MARGIN_EXTRA_ROUNDS = 400, 5
 GD_STEPS, GD_RATE = 1000, 1e-2
 
 
@@ -73,26 +83,39 @@ def bin_width(facts: int, d: int, multiplier: float, bias: bool = False) -> int:
     return max(1, math.ceil(multiplier * fewest))
 
 
+def margin_width(facts: int, d: int, m: int, rows: int, multiplier: float) -> int:
+    """Neurons of one gadget of `margin`: `multiplier` times one weight of A for each of F log2(rows) bits."""
+    return max(1, math.ceil(multiplier * facts * math.log2(max(rows, 2)) / (d * m)))
+
+
 def bin_encoder(
     keys: Float[Tensor, "F d"],
     codes: Float[Tensor, "F m"],
     width: int,
     options: BinOptions,
     generator: torch.Generator,
+    sets: MarginSets | None = None,
 ) -> Encoder:
     """Gadgets of `width` neurons for keys of mean length one; with `exact` false by least squares where no solution
-    exists.
+    exists. With `sets`, the codes that are decoded rightly, as `margin`: starts from least squares.
 
     Raises `InfeasibleConstructionError` with the violated rank condition.
     """
-    if options.exact:
+
+    def solve(g: Tensor) -> Gadgets:
+        if sets is None:
+            return solve_gadgets(keys, codes, g, options)
+        return correct_gadgets(keys, codes, g, options, sets)
+
+    if options.exact and sets is None:
         require_unknowns(len(keys), keys.shape[1], width, options.bias)
     if options.gated or options.activation != "relu":
         g = gaussian(width, keys.shape[1], generator, torch.float64).to(keys.device)
-        gadgets = solve_gadgets(keys, codes, g, options)
+        gadgets = solve(g)
         epsilon = options.epsilon or SMOOTH_EPSILON
     else:
-        gadgets, epsilon = _relu_gadgets(keys, codes, width, options, generator)
+        draws = RELU_DRAWS if sets is None else 1
+        gadgets, epsilon = _relu_gadgets(keys, width, draws, solve, generator)
         epsilon = options.epsilon or epsilon
     return gadgets.gated(options) if options.gated else gadgets.derivative_limit(options, epsilon)
 
@@ -146,9 +169,7 @@ def solve_gadgets(
     keys: Float[Tensor, "F d"], codes: Float[Tensor, "F m"], g: Float[Tensor, "w d"], options: BinOptions
 ) -> Gadgets:
     """A of all gadgets in the dual form: one Cholesky factor, one step of refinement."""
-    act = ACTIVATIONS[options.activation]
-    z = g @ keys.T
-    sigma = act(z) if options.gated else value_and_slope(act, z)[1]  # (w, F)
+    sigma = gates(keys, g, options)
     gram = sigma.T @ sigma * (keys @ keys.T + options.bias) + options.bias
     diagonal = gram.diagonal()  # a view
     if not options.exact:
@@ -169,6 +190,33 @@ def solve_gadgets(
     a = torch.stack([sigma * column @ keys for column in alpha.T])
     details = {"residual": residual, "condition": condition}
     return Gadgets(g, a, (sigma @ alpha).T * options.bias, alpha.sum(dim=0) * options.bias, details)
+
+
+def correct_gadgets(
+    keys: Float[Tensor, "F d"],
+    codes: Float[Tensor, "F m"],
+    g: Float[Tensor, "w d"],
+    options: BinOptions,
+    sets: MarginSets,
+) -> Gadgets:
+    """A of all gadgets with codes in `sets`, as near as margin projection comes."""
+    (width, d), ones = g.shape, keys.new_ones(len(keys), 1)
+    inputs = torch.cat([keys, ones], dim=1) if options.bias else keys
+    phi = (gates(keys, g, options).T[:, :, None] * inputs[:, None, :]).flatten(1)  # (F, w d)
+    phi = torch.cat([phi, ones], dim=1) if options.bias else phi
+    weights, details = correct_readout(
+        phi, codes.to(sets.table.dtype), sets, rounds=MARGIN_ROUNDS, extra_rounds=MARGIN_EXTRA_ROUNDS
+    )
+    a = weights[:, : width * inputs.shape[1]].unflatten(1, (width, -1))  # (m, w, d) or (m, w, d + 1)
+    bias = a[:, :, -1] if options.bias else a.new_zeros(a.shape[:2])
+    shift = weights[:, -1] if options.bias else a.new_zeros(len(a))
+    return Gadgets(g, a[:, :, :d], bias, shift, details)
+
+
+def gates(keys: Float[Tensor, "F d"], g: Float[Tensor, "w d"], options: BinOptions) -> Float[Tensor, "w F"]:
+    """Sigma: act(G K^T), or act' of it without gate."""
+    act, z = ACTIVATIONS[options.activation], g @ keys.T
+    return act(z) if options.gated else value_and_slope(act, z)[1]
 
 
 def condition_number(gram: Float[Tensor, "F F"], factor: Float[Tensor, "F F"]) -> float:
@@ -196,15 +244,15 @@ def require_unknowns(facts: int, d: int, width: int, bias: bool) -> None:
 
 
 def _relu_gadgets(
-    keys: Tensor, codes: Tensor, width: int, options: BinOptions, generator: torch.Generator
+    keys: Tensor, width: int, draws: int, solve: Callable[[Tensor], Gadgets], generator: torch.Generator
 ) -> tuple[Gadgets, float]:
     """The gadgets with the largest epsilon among several draws of G, and that epsilon."""
     best: tuple[Gadgets, float] | None = None
     problem: InfeasibleConstructionError | None = None
-    for _ in range(RELU_DRAWS):
+    for _ in range(draws):
         g = gaussian(width, keys.shape[1], generator, torch.float64).to(keys.device)
         try:
-            gadgets = solve_gadgets(keys, codes, g, options)
+            gadgets = solve(g)
         except InfeasibleConstructionError as error:  # a key may fall into the zero half of all neurons
             problem = error
             continue
