@@ -81,7 +81,7 @@ VERBS: dict[str, Verb] = {
         "mlpswap.commands.config:StoresConfig", "mlpswap.commands.stores:stores", ("overwrite",)),
     "sequences": Verb(
         "find how many (token, token) -> label facts one hidden layer stores by each method",
-        "mlpswap.sequences.config:SequencesConfig", "mlpswap.commands.sequences:sequences", ("resume", "overwrite")),
+        "mlpswap.sequences.board.config:SequencesConfig", "mlpswap.commands.sequences:sequences", ("resume", "overwrite")),
     "report": Verb(
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report", main="run"),

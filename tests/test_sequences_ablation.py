@@ -9,11 +9,11 @@ import pytest
 from mlpswap.cli import main
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import ConfigError
-from mlpswap.sequences.ablation import cells_of, effects, measure, require_complete, rows_of, search_of
-from mlpswap.sequences.ablation_config import AblationConfig
-from mlpswap.sequences.ablation_tables import markdown
-from mlpswap.sequences.published_ablation import SCALING, published_table
-from mlpswap.sequences.toy import FULL, SIMPLE, Architecture, every_architecture
+from mlpswap.sequences.ablation.config import AblationConfig
+from mlpswap.sequences.ablation.published import SCALING, published_table
+from mlpswap.sequences.ablation.run import cells_of, effects, measure, require_complete, rows_of, search_of
+from mlpswap.sequences.ablation.tables import markdown
+from mlpswap.sequences.ablation.toy import FULL, SIMPLE, Architecture, every_architecture
 
 TINY = AblationConfig(table=2, scaling=[2, 3], repeats=2, epochs=30, patience=10)
 SEEDS = {"trials": 3, "seed": 0, "facts_seed": 42}

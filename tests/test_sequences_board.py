@@ -10,15 +10,15 @@ from mlpswap.config import build_options, load_config
 from mlpswap.cost.records import read_probes
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import CheckpointError, ConfigError
-from mlpswap.sequences import board
 from mlpswap.sequences.base import trial_generator
-from mlpswap.sequences.config import SequencesConfig
+from mlpswap.sequences.board import run as board
+from mlpswap.sequences.board.config import SequencesConfig
+from mlpswap.sequences.board.probe import Cell, measure, require_complete
+from mlpswap.sequences.board.published import LAWS, PUBLISHED, expected
+from mlpswap.sequences.board.tables import markdown
 from mlpswap.sequences.facts import draw_pair_facts
 from mlpswap.sequences.methods import get_method
-from mlpswap.sequences.probe import Cell, measure, require_complete
-from mlpswap.sequences.published import LAWS, PUBLISHED, expected
 from mlpswap.sequences.scores import RULES, agreed
-from mlpswap.sequences.tables import markdown
 
 HAND = "{method: hand_coded, grid: {neurons_per_label: [2, 3], top_fraction: [0.0, 0.1]}}"
 GATED = "{method: gated, d: [8], trials: 2, search: around}"

@@ -6,15 +6,14 @@ from torch.nn import functional as F
 
 from mlpswap.errors import ConfigError
 from mlpswap.randomness import generator
-from mlpswap.sequences import unembeddings
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.hand_coded import HandCodedConfig, owned_neurons, silent_embeddings
-from mlpswap.sequences.hybrid import Hybrid, HybridConfig
-from mlpswap.sequences.methods import get_method
-from mlpswap.sequences.pushed import PushedConfig
-from mlpswap.sequences.trained import random_network
-from mlpswap.sequences.unembeddings import MARGIN, RIDGE, pushed_unembeddings, trained_unembeddings
+from mlpswap.sequences.methods import get_method, unembeddings
+from mlpswap.sequences.methods.hand_coded import HandCodedConfig, owned_neurons, silent_embeddings
+from mlpswap.sequences.methods.hybrid import Hybrid, HybridConfig
+from mlpswap.sequences.methods.pushed import PushedConfig
+from mlpswap.sequences.methods.trained import random_network
+from mlpswap.sequences.methods.unembeddings import MARGIN, RIDGE, pushed_unembeddings, trained_unembeddings
 
 FACTS = draw_pair_facts(60, 16, 8)
 CASES = [

@@ -6,7 +6,7 @@ import torch
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.gated import Gated, GatedConfig, drawn_gates, label_codes
+from mlpswap.sequences.methods.gated import Gated, GatedConfig, drawn_gates, label_codes
 
 
 def build(count, width, trials=3, **options):

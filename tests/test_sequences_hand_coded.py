@@ -4,11 +4,18 @@ import pytest
 import torch
 
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
-from mlpswap.sequences.allocation import add, allocation, excess, multiplication, permuted, plane_lines
 from mlpswap.sequences.base import trial_generator
-from mlpswap.sequences.exact import Exact, ExactConfig, exact_with_bias
 from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.hand_coded import HandCoded, HandCodedConfig, owned_neurons, silent_embeddings
+from mlpswap.sequences.methods.allocation import (
+    add,
+    allocation,
+    excess,
+    multiplication,
+    permuted,
+    plane_lines,
+)
+from mlpswap.sequences.methods.exact import Exact, ExactConfig, exact_with_bias
+from mlpswap.sequences.methods.hand_coded import HandCoded, HandCodedConfig, owned_neurons, silent_embeddings
 
 WIDTH, TRIALS = 16, 3
 

@@ -5,14 +5,14 @@ import torch
 
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.randomness import generator
-from mlpswap.sequences import equations as equations_module
-from mlpswap.sequences.equations import Equations
 from mlpswap.sequences.facts import PairFacts, draw_pair_facts
-from mlpswap.sequences.knots import draw_knots, placed, signs
-from mlpswap.sequences.permuted_knots import PermutedKnots, PermutedKnotsConfig, draw_point
-from mlpswap.sequences.redraw import draw_base
-from mlpswap.sequences.selector_groups import disagreements, exchanged, grouped
-from mlpswap.sequences.tangent import half_spacing, label_positions, tangent_network
+from mlpswap.sequences.methods import equations as equations_module
+from mlpswap.sequences.methods.equations import Equations
+from mlpswap.sequences.methods.knots import draw_knots, placed, signs
+from mlpswap.sequences.methods.permuted_knots import PermutedKnots, PermutedKnotsConfig, draw_point
+from mlpswap.sequences.methods.redraw import draw_base
+from mlpswap.sequences.methods.selector_groups import disagreements, exchanged, grouped
+from mlpswap.sequences.methods.tangent import half_spacing, label_positions, tangent_network
 
 
 @pytest.mark.parametrize("width", [8, 9, 16])

@@ -10,13 +10,13 @@ import torch
 from mlpswap.errors import CheckpointError
 from mlpswap.report import write_report
 from mlpswap.report.sequences_figures import facts_by_method, varied_sizes
-from mlpswap.sequences.ablation import cells_of, rows_of, search_of
-from mlpswap.sequences.ablation_config import AblationConfig
-from mlpswap.sequences.config import SequenceEntry, SequencesConfig
+from mlpswap.sequences.ablation.config import AblationConfig
+from mlpswap.sequences.ablation.run import cells_of, rows_of, search_of
+from mlpswap.sequences.board.config import SequenceEntry, SequencesConfig
+from mlpswap.sequences.board.laws import Law, fit_law
+from mlpswap.sequences.board.pictured import FILE, build_pictured, load_pictured, pictured_rows, save_pictured
+from mlpswap.sequences.board.probe import measure
 from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.laws import Law, fit_law
-from mlpswap.sequences.pictured import FILE, build_pictured, load_pictured, pictured_rows, save_pictured
-from mlpswap.sequences.probe import measure
 from tests import report_samples as samples
 from tests import test_report
 from tests.test_sequences_ablation import SEEDS, outcome
@@ -175,7 +175,7 @@ def test_one_network_of_each_kind_is_pictured_at_one_width():
 
 def test_what_is_pictured_is_the_network_that_stores_the_facts():
     """The very trials of the board: the best of them has the accuracy that the probe measured."""
-    from mlpswap.sequences.board import tasks_of
+    from mlpswap.sequences.board.run import tasks_of
 
     config = dataclasses.replace(configured(), d=[8], trials=3, facts_seed=5)
     cell = tasks_of(config)[0].cell

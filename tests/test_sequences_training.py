@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from mlpswap.randomness import generator
+from mlpswap.sequences.ablation.toy import FULL, SIMPLE, Shape, ToyPack, every_architecture
 from mlpswap.sequences.facts import draw_pair_facts
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.packed import NetworkPack, Reads, UnembeddingPack, networks, right_answers
-from mlpswap.sequences.recipes import ABLATION, CHALLENGE, Recipe, train
-from mlpswap.sequences.toy import FULL, SIMPLE, Shape, ToyPack, every_architecture
+from mlpswap.sequences.training.packed import NetworkPack, Reads, UnembeddingPack, networks, right_answers
+from mlpswap.sequences.training.recipes import ABLATION, CHALLENGE, Recipe, train
 
 TOKENS, LABELS, WIDTH = 6, 4, 5
 

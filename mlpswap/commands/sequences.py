@@ -18,7 +18,7 @@ from mlpswap.runs import (
     write_json,
     write_text,
 )
-from mlpswap.sequences.config import SequencesConfig
+from mlpswap.sequences.board.config import SequencesConfig
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ class Plan:
 
 def board_plan(config: SequencesConfig) -> Plan:
     """The leader board of methods."""
-    from mlpswap.sequences.board import check_methods, rows_of, search_of, tasks_of
-    from mlpswap.sequences.pictured import FILE, build_pictured, pictured_rows, save_pictured
-    from mlpswap.sequences.probe import Cell, measure, require_complete
-    from mlpswap.sequences.tables import markdown
+    from mlpswap.sequences.board.pictured import FILE, build_pictured, pictured_rows, save_pictured
+    from mlpswap.sequences.board.probe import Cell, measure, require_complete
+    from mlpswap.sequences.board.run import check_methods, rows_of, search_of, tasks_of
+    from mlpswap.sequences.board.tables import markdown
 
     check_methods(config)
     tasks = tasks_of(config)
@@ -66,8 +66,8 @@ def board_plan(config: SequencesConfig) -> Plan:
 
 def ablation_plan(config: SequencesConfig) -> Plan:
     """The toy models with and without each of their parts."""
-    from mlpswap.sequences.ablation import Cell, cells_of, measure, require_complete, rows_of, search_of
-    from mlpswap.sequences.ablation_tables import markdown
+    from mlpswap.sequences.ablation.run import Cell, cells_of, measure, require_complete, rows_of, search_of
+    from mlpswap.sequences.ablation.tables import markdown
 
     assert config.ablation is not None
     cells = cells_of(config.ablation, trials=config.trials, seed=config.seed, facts_seed=config.facts_seed)

@@ -9,7 +9,7 @@ from mlpswap.commands.config import StoresConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
 from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
-from mlpswap.sequences.config import SequencesConfig
+from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
 
 # A file belongs to the verb with which it shares most keys, the first of them on a tie.
@@ -49,7 +49,7 @@ def check(path: Path) -> tuple[str, Any]:
 
             check_options(config)
         case SequencesConfig():
-            from mlpswap.sequences.board import check_methods
+            from mlpswap.sequences.board.run import check_methods
 
             check_methods(config)  # none in an ablation
         case StoresConfig():

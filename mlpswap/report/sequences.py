@@ -17,13 +17,13 @@ from mlpswap.report.sequences_figures import (
     weights_picture,
 )
 from mlpswap.report.tables import Column, Table
-from mlpswap.sequences.ablation import effects
-from mlpswap.sequences.ablation_tables import TITLES, figures, percent, three
-from mlpswap.sequences.laws import fit_law
-from mlpswap.sequences.pictured import FILE, load_pictured
-from mlpswap.sequences.published import LAWS
+from mlpswap.sequences.ablation.run import effects
+from mlpswap.sequences.ablation.tables import TITLES, figures, percent, three
+from mlpswap.sequences.board.laws import fit_law
+from mlpswap.sequences.board.pictured import FILE, load_pictured
+from mlpswap.sequences.board.published import LAWS
+from mlpswap.sequences.board.tables import LEADERS, NOTES, entries, leaders
 from mlpswap.sequences.scores import RULES
-from mlpswap.sequences.tables import LEADERS, NOTES, entries, leaders
 
 BOARD = (
     "Each network z = relu(E1[a] + E2[b]), logits = U z, holds random facts (a, b) -> label over V = 2d tokens and C = d "

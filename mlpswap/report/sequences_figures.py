@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlpswap.report.drawing import COLOURS, INK, MARKERS, Picture, drawing, figure, label, picture
 from mlpswap.report.formats import listed, number
-from mlpswap.sequences.laws import Law, fit_law
-from mlpswap.sequences.pictured import Pictured
-from mlpswap.sequences.published import LAWS, PUBLISHED
+from mlpswap.sequences.board.laws import Law, fit_law
+from mlpswap.sequences.board.pictured import Pictured
+from mlpswap.sequences.board.published import LAWS, PUBLISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.packed import NetworkPack, residuals
-from mlpswap.sequences.recipes import Adam, Recipe, train
+from mlpswap.sequences.methods.trained import random_network
 from mlpswap.sequences.scores import TRIALS
-from mlpswap.sequences.trained import random_network
+from mlpswap.sequences.training.packed import NetworkPack, residuals
+from mlpswap.sequences.training.recipes import Adam, Recipe, train
 
 ROUNDS, EPOCHS, RATE = 5, 20, 1e-2
 PUBLISHED = {16: 568, 32: 2176, 64: 7680}  # facts, acc = 1

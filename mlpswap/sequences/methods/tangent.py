@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.sequences.equations import Equations
 from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.methods.equations import Equations
 from mlpswap.sequences.network import PairNetwork
 
 ROOM = 0.8  # share of the way to the nearest change of a gate that the correction goes

@@ -8,10 +8,10 @@ import torch
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.methods.unembeddings import uniform
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.packed import NetworkPack, networks
-from mlpswap.sequences.recipes import ABLATION, CHALLENGE, train
-from mlpswap.sequences.unembeddings import uniform
+from mlpswap.sequences.training.packed import NetworkPack, networks
+from mlpswap.sequences.training.recipes import ABLATION, CHALLENGE, train
 
 RECIPES = {"challenge": CHALLENGE, "ablation": ABLATION}
 

@@ -7,16 +7,16 @@ from mlpswap.errors import RegistryError
 from mlpswap.sequences.base import Method
 
 METHODS = {
-    "hand_coded": "mlpswap.sequences.hand_coded:HandCoded",
-    "hybrid": "mlpswap.sequences.hybrid:Hybrid",
-    "pushed": "mlpswap.sequences.pushed:Pushed",
-    "random_embedding": "mlpswap.sequences.random_embedding:RandomEmbedding",
-    "trained": "mlpswap.sequences.trained:Trained",
-    "exact": "mlpswap.sequences.exact:Exact",
-    "gated": "mlpswap.sequences.gated:Gated",
-    "selector_groups": "mlpswap.sequences.selector_groups:SelectorGroups",
-    "token_gates": "mlpswap.sequences.token_gates:TokenGates",
-    "permuted_knots": "mlpswap.sequences.permuted_knots:PermutedKnots",
+    "hand_coded": "mlpswap.sequences.methods.hand_coded:HandCoded",
+    "hybrid": "mlpswap.sequences.methods.hybrid:Hybrid",
+    "pushed": "mlpswap.sequences.methods.pushed:Pushed",
+    "random_embedding": "mlpswap.sequences.methods.random_embedding:RandomEmbedding",
+    "trained": "mlpswap.sequences.methods.trained:Trained",
+    "exact": "mlpswap.sequences.methods.exact:Exact",
+    "gated": "mlpswap.sequences.methods.gated:Gated",
+    "selector_groups": "mlpswap.sequences.methods.selector_groups:SelectorGroups",
+    "token_gates": "mlpswap.sequences.methods.token_gates:TokenGates",
+    "permuted_knots": "mlpswap.sequences.methods.permuted_knots:PermutedKnots",
 }
 
 

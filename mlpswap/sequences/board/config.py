@@ -5,7 +5,7 @@ from typing import Any
 
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
-from mlpswap.sequences.ablation_config import AblationConfig
+from mlpswap.sequences.ablation.config import AblationConfig
 
 SEARCHES = ("full", "around")
 SERIES = ("hand-coded", "hybrid", "trained", "random embedding")

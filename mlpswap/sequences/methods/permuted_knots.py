@@ -16,10 +16,10 @@ import torch
 from mlpswap.config import option
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.knots import signs
+from mlpswap.sequences.methods.knots import signs
+from mlpswap.sequences.methods.redraw import draw_base
+from mlpswap.sequences.methods.tangent import BasePoint, tangent_network
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.redraw import draw_base
-from mlpswap.sequences.tangent import BasePoint, tangent_network
 
 NARROWEST = 8
 

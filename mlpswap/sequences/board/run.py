@@ -8,10 +8,10 @@ from mlpswap.config import build_options
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.base import Method, Screening
-from mlpswap.sequences.config import SequenceEntry, SequencesConfig, Size
+from mlpswap.sequences.board.config import SequenceEntry, SequencesConfig, Size
+from mlpswap.sequences.board.probe import Cell
+from mlpswap.sequences.board.published import expected, published
 from mlpswap.sequences.methods import get_method
-from mlpswap.sequences.probe import Cell
-from mlpswap.sequences.published import expected, published
 from mlpswap.sequences.scores import RULES
 from mlpswap.sequences.search import Probes, bisection, bracketed_search, capacity, full_search
 

@@ -21,7 +21,7 @@ from mlpswap.config import option
 from mlpswap.constructions.base import ACTIVATIONS
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.packed import Reads, residuals, right_answers
+from mlpswap.sequences.training.packed import Reads, residuals, right_answers
 
 MIXINGS = ("dual", "uniform", "learned")
 EPSILON = torch.finfo(torch.float32).eps  # of the norms

@@ -14,7 +14,7 @@ from mlpswap.config import build_options
 from mlpswap.errors import CheckpointError, RunFolderError
 from mlpswap.runs import replacing
 from mlpswap.sequences.base import trial_generator
-from mlpswap.sequences.config import SequencesConfig
+from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.sequences.facts import draw_pair_facts
 from mlpswap.sequences.methods import get_method
 from mlpswap.sequences.network import PairNetwork

@@ -16,8 +16,8 @@ from torch import Tensor
 from mlpswap.config import option
 from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.methods.tangent import BasePoint, tangent_network
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.tangent import BasePoint, tangent_network
 
 CLOSED = -2.0
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.methods.trained import random_network
+from mlpswap.sequences.methods.unembeddings import trained_unembeddings
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.trained import random_network
-from mlpswap.sequences.unembeddings import trained_unembeddings
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 
 from mlpswap.config import option
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.hand_coded import HandCodedConfig, owned_neurons, silent_embeddings
+from mlpswap.sequences.methods.hand_coded import HandCodedConfig, owned_neurons, silent_embeddings
+from mlpswap.sequences.methods.unembeddings import pushed_unembeddings, trained_unembeddings
 from mlpswap.sequences.network import PairNetwork
 from mlpswap.sequences.scores import agreed
-from mlpswap.sequences.unembeddings import pushed_unembeddings, trained_unembeddings
 
 SCREENING_ROUNDS = 150
 

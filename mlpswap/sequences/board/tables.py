@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlpswap.sequences.published import PUBLISHED
+from mlpswap.sequences.board.published import PUBLISHED
 from mlpswap.sequences.scores import RULES
 
 Rows = Sequence[Mapping[str, Any]]

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.sequences.packed import UnembeddingPack
-from mlpswap.sequences.recipes import CHALLENGE, train
+from mlpswap.sequences.training.packed import UnembeddingPack
+from mlpswap.sequences.training.recipes import CHALLENGE, train
 
 RIDGE = 1e-3  # as a share of the mean square of a neuron
 MARGIN = 0.1

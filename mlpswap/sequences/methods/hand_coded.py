@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
-from mlpswap.sequences.allocation import allocation, permuted
 from mlpswap.sequences.facts import PairFacts
+from mlpswap.sequences.methods.allocation import allocation, permuted
 from mlpswap.sequences.network import PairNetwork
 
 TIES = ("index", "order")

@@ -14,10 +14,10 @@ import torch
 from mlpswap.config import option
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.hybrid import HybridConfig, published_embeddings
+from mlpswap.sequences.methods.hybrid import HybridConfig, published_embeddings
+from mlpswap.sequences.methods.trained import random_network
+from mlpswap.sequences.methods.unembeddings import pushed_unembeddings
 from mlpswap.sequences.network import PairNetwork
-from mlpswap.sequences.trained import random_network
-from mlpswap.sequences.unembeddings import pushed_unembeddings
 
 EMBEDDINGS = ("published", "random")
 

@@ -6,7 +6,7 @@ facts, four searches for each) and the unmerged models by the long recipe, final
 
 from functools import cache
 
-from mlpswap.sequences.toy import FULL, SIMPLE, Architecture
+from mlpswap.sequences.ablation.toy import FULL, SIMPLE, Architecture
 
 WIDTH = 16  # of the table
 Three = tuple[int, int, int]  # Any, Most, All

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlpswap.sequences.ablation import effects
+from mlpswap.sequences.ablation.run import effects
 from mlpswap.sequences.scores import RULES
 
 Rows = Sequence[Mapping[str, Any]]

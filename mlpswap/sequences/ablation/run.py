@@ -11,13 +11,9 @@ import torch
 
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.randomness import generator
-from mlpswap.sequences.ablation_config import AblationConfig
-from mlpswap.sequences.facts import draw_pair_facts
-from mlpswap.sequences.published_ablation import SCALING, WIDTH, published_table
-from mlpswap.sequences.recipes import ABLATION, train
-from mlpswap.sequences.scores import RULES, agreed
-from mlpswap.sequences.search import capacity, published_search
-from mlpswap.sequences.toy import (
+from mlpswap.sequences.ablation.config import AblationConfig
+from mlpswap.sequences.ablation.published import SCALING, WIDTH, published_table
+from mlpswap.sequences.ablation.toy import (
     FULL,
     SIMPLE,
     Architecture,
@@ -26,6 +22,10 @@ from mlpswap.sequences.toy import (
     every_architecture,
     parameter_shapes,
 )
+from mlpswap.sequences.facts import draw_pair_facts
+from mlpswap.sequences.scores import RULES, agreed
+from mlpswap.sequences.search import capacity, published_search
+from mlpswap.sequences.training.recipes import ABLATION, train
 
 Outcomes = dict[int, Outcome]  # by number of facts
 NAMED = {"FULL": FULL, "SIMPLE": SIMPLE}

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mlpswap.sequences.facts import PairFacts
-from mlpswap.sequences.knots import draw_knots, placed, signs
+from mlpswap.sequences.methods.knots import draw_knots, placed, signs
 
 NOISE = 1e-4  # variance that keeps dependent equations finite
 WATCHED = 2048  # coordinates of the correction of E2 whose covariance is kept

@@ -1,0 +1,1 @@
+"""Toy models with and without each of their parts."""

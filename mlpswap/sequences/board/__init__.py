@@ -1,0 +1,1 @@
+"""The leader board: methods side by side, beside the published figures."""

@@ -1,0 +1,1 @@
+"""Gradient descent for many small networks at once."""
