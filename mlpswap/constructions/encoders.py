@@ -39,7 +39,7 @@ from mlpswap.errors import InfeasibleConstructionError
 SMOOTH_EPSILON = 1e-2  # balances truncation and float32 rounding
 RELU_DRAWS = 8  # of G, of which the one with the largest admissible epsilon is kept
 MAX_RESIDUAL = 1e-4  # relative, of a system that should be solved exactly
-MARGIN_ROUNDS, MARGIN_EXTRA_ROUNDS = 400, 5
+MARGIN_ROUNDS, MARGIN_EXTRA_ROUNDS = 200, 5
 GD_STEPS, GD_RATE = 1000, 1e-2
 
 
