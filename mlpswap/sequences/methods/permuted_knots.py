@@ -82,9 +82,9 @@ class PermutedKnots:
 
 def draw_point(facts: PairFacts, width: int, config: PermutedKnotsConfig, draw: torch.Generator) -> BasePoint:
     """Random knots and levels, as weights."""
-    # Few pairs make many equations, more make them better conditioned.
-    pairs = config.pairs or ([1] if width <= 16 else [width // 16, width // 8])
-    draws = config.draws or (48 if width <= 16 else 8 if width <= 32 else 4)
+    # Few pairs make many equations; more keep facts from starving where not all second tokens can be watched.
+    pairs = config.pairs or ([1] if width <= 16 else [1, 2] if width <= 32 else [width // 4])
+    draws = config.draws or (48 if width <= 16 else 16 if width <= 32 else 4)
     constant = config.constant
     if constant is None:
         constant = (
