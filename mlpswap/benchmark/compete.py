@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.benchmark.base import Base
-from mlpswap.benchmark.contest import Contender, Exam, Row, close_up, failure, save_patch, with_ridge
+from mlpswap.benchmark.contest import Contender, Exam, Row, close_ups, failure, save_patch, with_ridge
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.trials import KINDS, Trials, best
 from mlpswap.constructions.base import FactMLP
@@ -41,20 +41,23 @@ def compete(
     tried = trials.run()
     whole = [each for each in tried if each.row["selection"] == "grid"]
     rows = [each.row for each in sorted(tried, key=lambda each: each.place)]
-    winners, mlp = {}, None
+    winners = [(best(whole, kind)[0], kind) for kind in KINDS if best(whole, kind)]
+    mlp = None
     try:
         with plug_in(f"{label} failed"):
-            for kind in KINDS:
-                for trial in best(whole, kind):
-                    winners[kind] = (trial.row, trials.result(trial).patch)
+            patches = [trials.result(trial).patch for trial, _ in winners]
             base.require_unchanged()
-            if winners:
-                mlp = patched_fact_mlp(base.model, winners["oracle"][1])
-                save_patch(winners["oracle"][1], file)
+            if patches:
+                mlp = patched_fact_mlp(base.model, patches[0])
+                save_patch(patches[0], file)
     except RegistryError as error:
         if isinstance(error.__cause__, OSError):  # ours: the disk
             raise error.__cause__ from None
         base.reopen()
         return [failure(exam, label, config, error) for config in settings], None
-    rows += [close_up(base, exam, row, patch, kind) for kind, (row, patch) in winners.items()]
+    if winners and winners[0][0] is winners[-1][0]:
+        rows += close_ups(base, exam, winners[0][0].row, patches[0], KINDS)
+    else:
+        for (trial, kind), patch in zip(winners, patches, strict=True):
+            rows += close_ups(base, exam, trial.row, patch, [kind])
     return finite_or_null(rows), mlp

@@ -219,13 +219,18 @@ def failure(exam: Exam, label: str, config: Any, error: Exception) -> Row:
     return blank_row(exam, label, config) | {"error": reason}
 
 
-def close_up(base: Base, exam: Exam, row: Row, patch: Patch, selection: str) -> Row:
-    """The row of the best setting with everything measured; if it was selected, on the facts left for that only."""
+def close_ups(base: Base, exam: Exam, row: Row, patch: Patch, selections: Sequence[str]) -> list[Row]:
+    """A row of a best setting with everything measured, for each way to select it: one that was selected on half of the
+    facts is reported on the other.
+    """
     mlp = patched_fact_mlp(base.model, patch)
-    among = exam.split.reported if selection == "selected" else None
-    measured = scores(exam.probes, outcomes(base.model, mlp, exam.probes, PROBES), among)
+    found = outcomes(base.model, mlp, exam.probes, PROBES)
     change = nonfact_change(base.language, base.losses, language_losses(base.model, mlp, base.language))
-    return row | measured | change | {"selection": selection}
+    among = {"oracle": None, "selected": exam.split.reported}
+    return [
+        row | scores(exam.probes, found, among[selection]) | change | {"selection": selection}
+        for selection in selections
+    ]
 
 
 def save_patch(patch: Patch, file: Path) -> None:
