@@ -96,9 +96,8 @@ def best_whitening(
 ) -> BestWhitening:
     """The whitening, among the strengths `alphas`, after which the values have the largest decodability.
 
-    Section 3.3 of the paper asks for the best affine transform. The shift has no influence on rho; over all
-    matrices the problem is not convex, and this function does not solve it: it searches the one family
-    `mlpswap.whitening` (centred), in which partial whitening often beats full whitening. alpha = 0 is always
+    Section 3.3 of the paper asks for the best affine transform: see `mlpswap.affine`. This function searches the one
+    family `mlpswap.whitening` (centred), in which partial whitening often beats full whitening. alpha = 0 is always
     worth a place among `alphas`: rho then never falls. Raises as `margin_optimal_outputs` for equal values.
     """
     found = []
@@ -161,11 +160,11 @@ def _solve(values: Tensor, tolerance: float) -> MarginOptimal:
     # Only differences count. A common scale keeps their squares in range.
     centred = values - values.mean(dim=0)
     centred = centred / centred.abs().amax()
-    start = _linear_directions(centred)
+    start = linear_directions(centred)
     blocks = torch.arange(n, device=values.device).split(ROWS if values.device.type == "cpu" else 8 * ROWS)
 
-    def solve(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return separate(centred, rows, start[rows], tolerance)
+    def solve(rows: Tensor) -> tuple[Tensor, ...]:
+        return separate(centred, rows, start[rows], tolerance)[:3]
 
     if values.device.type == "cpu":
         with _one_thread_each() as workers, ThreadPoolExecutor(min(workers, len(blocks))) as pool:
@@ -190,7 +189,7 @@ def _one_thread_each() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def _linear_directions(centred: Tensor) -> Tensor:
+def linear_directions(centred: Tensor) -> Tensor:
     """Rows of V Cov^-1: the directions that a least-squares classifier would use, a good start."""
     covariance = centred.T @ centred / len(centred)
     diagonal = covariance.diagonal()

@@ -8,6 +8,7 @@ update keeps every row's inverse. The (n, n, d) tensor of atoms is never formed.
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,19 +23,32 @@ NEAR = 1e-6  # a hull that comes nearer to the origin holds it, as far as can be
 DEPENDENT = 1e-14  # Schur complement of a new atom that depends on those held
 
 
+class Separation(NamedTuple):
+    """For B rows: nearest points z_i = sum_j w_ij a_ij of their hulls, ||z_i||, the smallest margin of the direction z_i,
+    and sum_j w_ij a_ij a_ij^T, the second moment of the atoms that hold z_i.
+    """
+
+    points: Float[Tensor, "B d"]
+    upper: Float[Tensor, " B"]
+    lower: Float[Tensor, " B"]
+    moments: Float[Tensor, "B d d"]
+
+
 def separate(
     values: Float[Tensor, "n d"],
     rows: Int[Tensor, " B"],
     start: Float[Tensor, "B d"],
     tolerance: float,
-) -> tuple[Float[Tensor, "B d"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Nearest points z_i of the rows' hulls, ||z_i||, and the smallest margin of the direction z_i.
+) -> Separation:
+    """The directions that separate `rows` best from all other values.
 
-    The largest possible margin lies between the last two. Their distance is at most `tolerance` of it, unless values differ
-    by so little that rounding forbids it. `values` are distinct and float64, n at least 2; `start` holds directions that
-    separate the rows well (any will do). Raises `NotDecodableError` for values whose distance vanishes in float64.
+    The largest possible margin lies between `upper` and `lower`. Their distance is at most `tolerance` of it, unless
+    values differ by so little that rounding forbids it. `values` are distinct and float64, n at least 2; `start` holds
+    directions that separate the rows well (any will do). Raises `NotDecodableError` for values whose distance vanishes in
+    float64.
     """
     table = _Table(values, rows)
+    moments = start.new_zeros(*start.shape, start.shape[1])
     everyone = torch.arange(len(rows), device=rows.device)
     points, upper, lower = start.clone(), start.new_zeros(len(rows)), start.new_zeros(len(rows))
     sets = _AtomSets.holding(table, everyone, table.worst(everyone, start)[1])
@@ -42,7 +56,7 @@ def separate(
         sets = _descend(table, sets, tolerance)
         factor, singular = sets.refresh()
         place = sets.place
-        points[place] = sets.nearest()
+        points[place], moments[place] = sets.nearest(), sets.moment()
         upper[place] = points[place].norm(dim=1)
         lower[place] = table.worst(place, points[place])[0] / upper[place].clamp(min=NEAR)
         unfinished = (lower[place] < (1 - tolerance) * upper[place]) & (upper[place] > NEAR) & ~singular
@@ -50,7 +64,7 @@ def separate(
             break
         sets = sets.take(unfinished)
         sets.invert(factor[unfinished])
-    return points, upper, lower
+    return Separation(points, upper, lower, moments)
 
 
 class _Table:
@@ -144,6 +158,11 @@ class _AtomSets:
         """The points held, (B, d)."""
         weights = self.weights / self.weights.sum(dim=1, keepdim=True)
         return torch.bmm(weights[:, None, :], self.atoms).squeeze(1)
+
+    def moment(self) -> Tensor:
+        """The second moment of the atoms held, (B, d, d)."""
+        weights = self.weights / self.weights.sum(dim=1, keepdim=True)
+        return (self.atoms * weights[:, :, None]).mT @ self.atoms
 
 
 def _descend(table: _Table, sets: _AtomSets, tolerance: float) -> _AtomSets:

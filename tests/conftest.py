@@ -17,6 +17,7 @@ install_import_hook(
         "mlpswap.whitening",
         "mlpswap.min_norm",
         "mlpswap.geometry",
+        "mlpswap.affine",
         "mlpswap.stores",
         "mlpswap.constructions",
         "mlpswap.sequences.methods.allocation",
