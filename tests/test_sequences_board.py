@@ -11,8 +11,10 @@ from mlpswap.cost.records import read_probes
 from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import CheckpointError, ConfigError
 from mlpswap.sequences.base import trial_generator
+from mlpswap.sequences.bits import bit_budget, smallest_margin
 from mlpswap.sequences.board import run as board
 from mlpswap.sequences.board.config import SequencesConfig
+from mlpswap.sequences.board.frontier import facts_within, frontier
 from mlpswap.sequences.board.probe import Cell, measure, require_complete
 from mlpswap.sequences.board.published import LAWS, PUBLISHED, expected
 from mlpswap.sequences.board.tables import markdown
@@ -208,6 +210,34 @@ def test_probes_that_took_too_long_and_errors_stand_in_the_table():
     ] * 2
     rows = board.rows_of([task], {0: Found(None, 0, "error", (Outcome(5, 0, None, {"error": "a | b"}),))})
     assert "a \\| b" in markdown(rows, {"trials": 11})
+
+
+def test_the_frontier_has_the_most_facts_for_every_number_of_bits():
+    points = [(30, 9), (20, 7), (25, 7), (10, 8), (60, 14), (59, 15), (5, 1)]
+    found = frontier(points)
+    assert found == [[1, 5], [7, 25], [9, 30], [14, 60]]
+    for bits in range(25):
+        assert facts_within(found, bits) == max(
+            (facts for facts, needed in points if needed <= bits), default=0
+        )
+    assert frontier([]) == []
+
+
+def test_the_network_that_counts_is_the_one_with_the_fewest_bits():
+    """Of those with the best accuracy; its margin stands beside its bits."""
+    own = cell(method="gated", options={}, trials=5, d=8, tokens=16, labels=8)
+    facts = draw_pair_facts(40, 16, 8)
+    draws = [trial_generator("gated", trial) for trial in range(5)]
+    method = get_method("gated")
+    built = method.build(facts, 8, method.Config(), draws)
+    good = [network for network in built if network.accuracy(facts) == 1]
+    bits = [bit_budget(network, facts) for network in good]
+    assert len(set(bits)) > 1  # otherwise nothing is chosen
+    figures = measure(own, 40).figures
+    assert figures["bits"]["1.0"] == min(bits)
+    assert figures["margin"] in [
+        smallest_margin(n, facts) for n, b in zip(good, bits, strict=True) if b == min(bits)
+    ]
 
 
 @pytest.mark.parametrize(

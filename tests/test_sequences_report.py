@@ -44,11 +44,21 @@ def row(method, kind, d, threshold, facts, **more):
 
 
 ROWS = [
-    row(LABEL, "trained", 8, 1.0, 132),
+    row(LABEL, "trained", 8, 1.0, 132, frontier=[[7, 30], [9, 132]]),
     row(LABEL, "trained", 8, 0.9, 215),
-    row(LABEL, "trained", 16, 1.0, 560, published_any=568, published_most=424, published_all=336),
+    row(
+        LABEL,
+        "trained",
+        16,
+        1.0,
+        560,
+        published_any=568,
+        published_most=424,
+        published_all=336,
+        frontier=[[6, 20], [9, 560]],
+    ),
     row(LABEL, "trained", 16, 0.9, 780),
-    row("hand-coded", "hand_coded", 16, 1.0, 60),
+    row("hand-coded", "hand_coded", 16, 1.0, 60, frontier=[[2, 31], [3, 60]]),
     row("hand-coded", "hand_coded", 8, 1.0, None, note="not run"),
 ]
 
@@ -111,11 +121,13 @@ def test_page_keeps_the_rules_of_every_report(pages, name, check):
 
 def test_the_board_is_drawn_and_told(pages):
     html, page, figures = pages["board"]
-    assert set(figures) == {"facts_1", "facts_0_9", "weights"}
+    assert set(figures) == {"facts_1", "facts_0_9", "bits_1", "weights"}
     assert all(path.stat().st_size > 5000 for path in figures.values())
     assert html.count("data:image/png;base64,") == 4  # three matrices and the activations
     assert "560 / 559 / 558 568 / 424 / 336" in page.text
     assert f"560 {LABEL} / 568" in page.text
+    assert f"{LABEL} 16 20 20 560 560" in page.text  # in 6, 8, 10 and 11 bits
+    assert "at 8 bits and d = 16, hand-coded stores the most, 60" in html
     law = fit_law({8: 132, 16: 560})
     assert f"{law.factor:.3g} d^{law.power:.2f} / ln d" in page.text
     assert "not run" in page.text

@@ -7,11 +7,13 @@ from typing import Any
 
 from mlpswap.report.drawing import Picture
 from mlpswap.report.formats import NOTHING, number
+from mlpswap.report.frontier import facts_and_bits, frontier_picture
 from mlpswap.report.sequences_figures import (
     Rows,
     facts_by_method,
     growth_picture,
     scaling_picture,
+    stored_share,
     sweep_picture,
     table_picture,
     weights_picture,
@@ -30,7 +32,10 @@ BOARD = (
     "labels. A method's figure is the largest number of facts that its trials store: at least one of them (Any), more than "
     "half (Most), or every one (All).",
     NOTES,
-    "A method that puts the labels into low-order digits holds more facts than a trained network, and needs more bits.",
+)
+DIGITS = (
+    "A method that puts the labels into low-order digits holds more facts than a trained network, and needs more bits: here "
+    "is what each stores in weights of a given number of significant bits.",
 )
 ABLATION = (
     "Toy models of one transformer layer, read at the second of two tokens, trained with every part switched on or off. A "
@@ -80,6 +85,10 @@ def board_view(results: Mapping[str, Any], folder: Path) -> SequencesView:
         ),
         Section("All entries", "entries", (), (), [_table("Facts stored", entries(rows, results["config"]))]),
     ]
+    digits = there(*(frontier_picture(rows, t, f"bits_{t:g}".replace(".", "_")) for t in thresholds))
+    held = [table for threshold in thresholds if (table := facts_and_bits(rows, threshold)) is not None]
+    if held:
+        sections.append(Section("Facts and bits", "bits", DIGITS, digits, held))
     if (sweep := sweep_picture(rows)) is not None:
         sections.append(Section("Best options", "options", (), [sweep], ()))
     if weights is not None:
@@ -119,16 +128,15 @@ def laws(rows: Rows, thresholds: Sequence[float]) -> Table:
                 *(_law(*published[t]) if t in published else NOTHING for t in thresholds),
             ]
         )
-    columns = [Column("facts (Any)"), *(Column(_stored(threshold), numeric=True) for threshold in thresholds)]
+    columns = [
+        Column("facts (Any)"),
+        *(Column(stored_share(threshold), numeric=True) for threshold in thresholds),
+    ]
     return Table("Fitted laws of the facts, by the width d", columns, lines)
 
 
 def _law(factor: float, power: float) -> str:
     return f"{factor:.3g} d^{power:.2f} / ln d"
-
-
-def _stored(threshold: float) -> str:
-    return "all facts right" if threshold == 1 else f"{100 * threshold:g} % of the facts right"
 
 
 def _table(caption: str, lines: list[list[str]]) -> Table:

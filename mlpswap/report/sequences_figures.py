@@ -8,6 +8,7 @@ from mlpswap.report.formats import listed, number
 from mlpswap.sequences.board.laws import Law, fit_law
 from mlpswap.sequences.board.pictured import Pictured
 from mlpswap.sequences.board.published import LAWS, PUBLISHED
+from mlpswap.sequences.board.tables import is_standard
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +46,7 @@ def growth_picture(rows: Rows, threshold: float, name: str) -> Picture | None:
         ends = [
             f"{method} {number(found[max(found)])} at d = {max(found)}" for method, found in facts.items()
         ]
-        stored = "all facts right" if threshold == 1 else f"{threshold:.0%} of the facts right"
+        stored = stored_share(threshold)
         return picture(
             name,
             drawn,
@@ -55,12 +56,15 @@ def growth_picture(rows: Rows, threshold: float, name: str) -> Picture | None:
         )
 
 
+def stored_share(threshold: float) -> str:
+    return "all facts right" if threshold == 1 else f"{100 * threshold:g} % of the facts right"
+
+
 def facts_by_method(rows: Rows, threshold: float) -> dict[str, dict[int, int]]:
     """By method, the facts stored (Any) at each standard size."""
     found: dict[str, dict[int, int]] = {}
     for row in sorted(rows, key=lambda row: row["d"]):
-        standard = (row["tokens"], row["labels"]) == (2 * row["d"], row["d"])
-        if row["threshold"] == threshold and standard and row.get("any"):
+        if row["threshold"] == threshold and is_standard(row) and row.get("any"):
             found.setdefault(row["method"], {})[row["d"]] = row["any"]
     order = list(dict.fromkeys(row["method"] for row in rows))
     return {method: found[method] for method in order if method in found}

@@ -9,6 +9,7 @@ from mlpswap.cost.search import Found, Outcome
 from mlpswap.errors import ConfigError
 from mlpswap.sequences.base import Method, Screening
 from mlpswap.sequences.board.config import SequenceEntry, SequencesConfig, Size
+from mlpswap.sequences.board.frontier import frontier
 from mlpswap.sequences.board.probe import Cell
 from mlpswap.sequences.board.published import expected, published
 from mlpswap.sequences.methods import get_method
@@ -171,6 +172,11 @@ def _measured(outcomes: Outcomes, threshold: float) -> dict[str, Any]:
         figures = outcomes[largest].figures
         found |= {"seconds": figures["seconds"], "margin": figures["margin"]}
         found["bits"] = figures["bits"].get(str(threshold))
+        found["frontier"] = frontier(
+            (count, each.figures["bits"][str(threshold)])
+            for count, each in outcomes.items()
+            if storing(threshold, "any")(each)
+        )
     late = [count for count, each in outcomes.items() if each.accuracy is None]
     if any(capacities[rule].failed in late for rule in RULES):
         found |= {"status": "capped", "note": f"{min(late)} facts took too long"}

@@ -27,7 +27,7 @@ NOTES = (
 
 def markdown(rows: Rows, config: Mapping[str, Any]) -> str:
     parts = [_markdown(entries(rows, config)), NOTES + "\n"]
-    if any(_standard(row) for row in rows):
+    if any(is_standard(row) for row in rows):
         parts = [LEADERS + "\n", _markdown(leaders(rows)), *parts]
     return "\n".join(parts)
 
@@ -37,7 +37,7 @@ LEADERS = "Most facts (Any of the trials): ours, by which method / published."
 
 def leaders(rows: Rows) -> list[list[str]]:
     """Under a heading, for each column and threshold: the entry with the most facts at each size / the published figure."""
-    sizes = sorted({row["d"] for row in rows if _standard(row)} | set(PUBLISHED["hybrid"][1.0]))
+    sizes = sorted({row["d"] for row in rows if is_standard(row)} | set(PUBLISHED["hybrid"][1.0]))
     thresholds = sorted({row["threshold"] for row in rows}, reverse=True)
     lines = [["column", *(f"d = {d}" for d in sizes)]]
     for column, eligible in ELIGIBLE.items():
@@ -45,7 +45,7 @@ def leaders(rows: Rows) -> list[list[str]]:
             own = [
                 row
                 for row in rows
-                if row["column"] in eligible and row["threshold"] == threshold and _standard(row)
+                if row["column"] in eligible and row["threshold"] == threshold and is_standard(row)
             ]
             cells = []
             for d in sizes:
@@ -64,7 +64,7 @@ def entries(rows: Rows, config: Mapping[str, Any]) -> list[list[str]]:
         "method", "column", "d", "stored", "Any / Most / All", "published", "unbroken up to (Any)", "parameters",
         "seconds a network", "bits", "margin", "options (Any)", "",
     ]  # fmt: skip
-    varied = any(not _standard(row) for row in rows)
+    varied = any(not is_standard(row) for row in rows)
     if varied:
         heads[3:3] = ["V", "C"]
     lines = [heads]
@@ -85,7 +85,8 @@ def _markdown(lines: list[list[str]]) -> str:
     return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]]) + "\n"
 
 
-def _standard(row: Mapping[str, Any]) -> bool:
+def is_standard(row: Mapping[str, Any]) -> bool:
+    """V = 2d and C = d: the sizes of the published figures."""
     return (row["tokens"], row["labels"]) == (2 * row["d"], row["d"])
 
 
