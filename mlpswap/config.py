@@ -167,8 +167,10 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
         _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # OmegaConf raises much, and a plug-in's own checks anything
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
 

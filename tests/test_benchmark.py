@@ -109,10 +109,29 @@ def test_predictions_hold_the_top_five_of_every_editor(run):
 def test_an_editor_may_stand_twice_with_other_options(trained, tmp_path):
     folder = _benchmark(
         tmp_path / "run", trained, "splits=[{altered: 3}]",
-        "editors=[{name: rome, steps: 1}, {name: swap}, {name: rome, steps: 100, lr: 0.5}]",
+        "editors=[{name: rome, steps: 1}, {name: swap}, {name: rome, steps: 100, lr: 0.5}, {name: swap, label: wide_h-1.5}]",
     )  # fmt: skip
     rows = json.loads((folder / "results.json").read_text())["rows"]
-    assert [row["editor"] for row in rows if row["selection"] == "grid"] == ["rome", "swap", "rome-2"]
+    labels = ["rome", "swap", "rome-2", "wide_h-1.5"]
+    assert [row["editor"] for row in rows if row["selection"] == "grid"] == labels
+    assert {f"{name}_3.safetensors" for name in labels} <= {
+        path.name for path in (folder / "patches").iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("editors", "message"),
+    [
+        ("[{name: swap, label: a/b}]", r"editors\[0\].label = 'a/b': expected"),
+        ("[{name: swap, label: ..}]", "label"),
+        ("[{name: swap, label: 3}]", "label = 3"),
+        ("[{name: swap, label: a}, {name: rome, label: a}]", "two of them have the label a"),
+        ("[{name: swap, label: a}, {name: rome, label: A}]", "two of them have the label"),
+    ],
+)
+def test_a_label_must_name_one_file_and_one_entry(editors, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(BenchmarkConfig, None, [f"editors={editors}"])
 
 
 def test_splits_are_disjoint_and_permute_among_the_altered(model):

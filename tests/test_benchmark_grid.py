@@ -8,7 +8,7 @@ from mlpswap_baselines.emmet import Emmet
 from mlpswap_baselines.memit import Memit, memit_delta
 
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.contest import settings_of
+from mlpswap.benchmark.entries import settings_of
 from mlpswap.benchmark.run import benchmark
 from mlpswap.benchmark.trials import KEPT
 from mlpswap.config import load_config

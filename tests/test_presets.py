@@ -60,7 +60,7 @@ def test_a_preset_is_recognised_by_its_keys(capsys):
 
 
 def test_the_grid_has_every_published_setting():
-    from mlpswap.benchmark.contest import settings_of
+    from mlpswap.benchmark.entries import settings_of
 
     _, config = check(PRESETS["edit_tiny"])
     counts = {entry["name"]: len(settings_of(entry)[1]) for entry in config.editors}
@@ -73,6 +73,9 @@ def test_the_grid_has_every_published_setting():
     [
         "task: books\nmlp: {construction: gd, hh: 3}\n",
         "splits: [{altered: 1}]\neditors: [{name: rome, lrr: 1}]\n",
+        "splits: [{altered: 1}]\neditors: [{name: rome, grid: {lrr: [1]}}]\n",
+        "splits: [{altered: 1}]\neditors: [{name: rome, grid: own}]\n",
+        "splits: [{altered: 1}]\neditors: [{name: swap, construction: hebbian, options: {hh: 1}}]\n",
         "n_embd: 8\nstores: [{name: mlp, beta: 1}]\n",
         "stores: [{name: associative}]\n",
     ],

@@ -9,7 +9,7 @@ from mlpswap_baselines.memit import Memit, MemitConfig, memit_delta
 
 from mlpswap.benchmark.base import Base, the_task
 from mlpswap.benchmark.config import SequentialConfig
-from mlpswap.benchmark.contest import contenders
+from mlpswap.benchmark.entries import contenders
 from mlpswap.benchmark.sequence import Course, make_steps
 from mlpswap.benchmark.sequential import finals, follow
 from mlpswap.benchmark.splits import preserved_statistics, requests_of

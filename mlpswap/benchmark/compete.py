@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.benchmark.base import Base
-from mlpswap.benchmark.contest import Contender, Exam, Row, close_ups, failure, save_patch, with_ridge
+from mlpswap.benchmark.contest import Exam, Row, close_ups, failure, save_patch, with_ridge
+from mlpswap.benchmark.entries import Contender
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.trials import KINDS, Trials, best
 from mlpswap.constructions.base import FactMLP

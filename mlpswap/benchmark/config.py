@@ -1,5 +1,6 @@
 """What can be set about a benchmark. Light to import: `--help` needs nothing else."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,10 @@ PRESETS = {
 }
 
 
+ENTRY_KEYS = ("name", "label", "grid")  # of an editor's entry; the others are its options
+LABEL = re.compile(r"\w[\w.+=-]{0,39}", re.ASCII)  # names files too
+
+
 @dataclass
 class ContestConfig:
     """Which editors edit which host."""
@@ -28,7 +33,7 @@ class ContestConfig:
     editors: list[dict[str, Any]] = option(
         factory=lambda: [{"name": "swap"}],
         help="editors by name with their options; a benchmark also takes `grid: released` for every published setting, and "
-        "`grid: {lr: [0.05, 0.5]}` for every combination of these",
+        "`grid: {lr: [0.05, 0.5]}` for every combination of these; `label: small-h` names an entry in tables and pictures",
     )
     report: bool = option(True, "write report.html at the end")
 
@@ -39,8 +44,21 @@ class ContestConfig:
             if "name" not in editor:
                 raise ConfigError(f"editors[{number}]: key 'name' is missing")
             check_grid(f"editors[{number}]", editor)
+            check_label(f"editors[{number}]", editor)
+        labels = [editor["label"].lower() for editor in self.editors if "label" in editor]  # as files may be
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ConfigError(f"editors: two of them have the label {twice}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads = {self.threads}: expected at least 1")
+
+
+def check_label(where: str, editor: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a label that cannot name a file."""
+    label = editor.get("label", "none")
+    if not (isinstance(label, str) and LABEL.fullmatch(label)):
+        raise ConfigError(
+            f"{where}.label = {label!r}: expected up to 40 letters, digits and any of _ . + = -, as in small-h"
+        )
 
 
 def check_grid(where: str, editor: Mapping[str, Any]) -> None:
@@ -55,7 +73,7 @@ def check_grid(where: str, editor: Mapping[str, Any]) -> None:
         return
     if not isinstance(grid, str):
         raise ConfigError(f"{where}.grid = {grid}: expected a name or lists of values by option")
-    extra = set(editor) - {"name", "grid"}
+    extra = set(editor) - set(ENTRY_KEYS)
     if grid and extra:
         raise ConfigError(
             f"{where}: a grid sets all options itself; found {', '.join(sorted(extra))} besides"

@@ -6,9 +6,8 @@ says what went wrong.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from mlpswap.benchmark.base import Base
 from mlpswap.benchmark.splits import Split, preserved_statistics, requests_of
-from mlpswap.config import build_options, to_plain
+from mlpswap.config import to_plain
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing import EditRequest, EditResult, Statistics
 from mlpswap.editing.evaluation import (
@@ -29,12 +28,11 @@ from mlpswap.editing.evaluation import (
     patched_fact_mlp,
     scores,
 )
-from mlpswap.errors import ConfigError, NonFiniteError, SingularMomentError
+from mlpswap.errors import NonFiniteError, SingularMomentError
 from mlpswap.facts import printable
 from mlpswap.model import Patch
 from mlpswap.model.saving import parameters_sha256
 from mlpswap.randomness import generator
-from mlpswap.registry import EDITORS, get, labels_of, plug_in
 
 logger = logging.getLogger(__name__)
 
@@ -44,39 +42,6 @@ SCORES = (*PROBES, "success", "score_harmonic", "score_geometric", *RATIOS)
 SAMPLE = 2048  # preserved facts on which settings are screened
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """An editor by its label in the tables, and the settings that it is tried at."""
-
-    label: str
-    editor: Any
-    settings: list[Any]
-
-
-def contenders(entries: Sequence[Mapping[str, Any]]) -> list[Contender]:
-    """The editors of a configuration; the second of one name, with other options, gets a number."""
-    labels = labels_of([str(entry["name"]) for entry in entries])
-    return [Contender(label, *settings_of(entry)) for label, entry in zip(labels, entries, strict=True)]
-
-
-def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """(editor, its settings): one from the options in the configuration, or the published grid."""
-    name = str(entry["name"])
-    editor = get(EDITORS, name)
-    where = f"editor {name}"
-    points = [{key: value for key, value in entry.items() if key not in ("name", "grid")}]
-    if isinstance(grid := entry.get("grid"), Mapping):
-        points = [points[0] | dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    elif grid is not None:
-        if not hasattr(editor, "grid"):
-            raise ConfigError(f"{where} has no grid; give its options instead")
-        with plug_in(f"{where}, grid {grid}"):
-            points = list(editor.grid(str(grid)))
-            if not points:
-                raise ConfigError("expected at least one setting, found none")
-    return editor, [build_options(editor.Config, point, where) for point in points]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from tqdm import tqdm
 from mlpswap.benchmark.base import Base, open_run, read_base, regime
 from mlpswap.benchmark.compete import compete
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.contest import Contender, Exam, Row, contenders
+from mlpswap.benchmark.contest import Exam, Row
+from mlpswap.benchmark.entries import Contender, contenders
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.show import headline, print_table, show_answers
 from mlpswap.benchmark.splits import Split, make_splits, split_labels

@@ -13,7 +13,6 @@ import torch
 
 from mlpswap.benchmark.contest import (
     PROTOCOL,
-    Contender,
     Row,
     checked_result,
     plain_setting,
@@ -21,6 +20,7 @@ from mlpswap.benchmark.contest import (
     save_patch,
     with_ridge,
 )
+from mlpswap.benchmark.entries import Contender
 from mlpswap.benchmark.sequence import Course
 from mlpswap.benchmark.splits import requests_of
 from mlpswap.editing import EditorState

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlpswap.benchmark.base import Base
-from mlpswap.benchmark.contest import Contender, Exam, Row, edits, failure, score
+from mlpswap.benchmark.contest import Exam, Row, edits, failure, score
+from mlpswap.benchmark.entries import Contender
 from mlpswap.benchmark.progress import Progress
 from mlpswap.editing import EditResult
 from mlpswap.editing.evaluation import Probes

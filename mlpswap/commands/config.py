@@ -106,8 +106,10 @@ class EditConfig(ChangesConfig):
         super().__post_init__()
         if "name" not in self.editor:
             raise ConfigError("editor: key 'name' is missing, as in editor.name=rome")
-        if "grid" in self.editor:
-            raise ConfigError("editor: a grid is for the benchmark; give the editor's options themselves")
+        if own := {"grid", "label"} & set(self.editor):
+            raise ConfigError(
+                f"editor: a {own.pop()} is for the benchmark; give the editor's options themselves"
+            )
 
 
 @dataclass

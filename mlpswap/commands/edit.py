@@ -18,7 +18,8 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     import torch
 
     from mlpswap.benchmark.base import the_task
-    from mlpswap.benchmark.contest import checked_result, plain_setting, refusals, settings_of, with_ridge
+    from mlpswap.benchmark.contest import checked_result, plain_setting, refusals, with_ridge
+    from mlpswap.benchmark.entries import settings_of
     from mlpswap.benchmark.splits import Edits, preserved_statistics, requests_of
     from mlpswap.editing import HostAdapter
     from mlpswap.model.find import load_host

@@ -25,7 +25,7 @@ def sequential(
     from tqdm import tqdm
 
     from mlpswap.benchmark.base import Base, open_run, read_base, regime
-    from mlpswap.benchmark.contest import contenders
+    from mlpswap.benchmark.entries import contenders
     from mlpswap.benchmark.progress import Progress
     from mlpswap.benchmark.sequence import Course, make_steps
     from mlpswap.benchmark.sequential import finals, follow

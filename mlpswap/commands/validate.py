@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.benchmark.config import BenchmarkConfig, ContestConfig, SequentialConfig
+from mlpswap.benchmark.entries import contenders
 from mlpswap.commands.config import StoresConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
-from mlpswap.registry import CONSTRUCTIONS, EDITORS, get
+from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
 
@@ -40,10 +41,7 @@ def check(path: Path) -> tuple[str, Any]:
                 name, options = construction_and_options(mlp)
                 build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
         case ContestConfig():
-            for editor in config.editors:
-                name = str(editor["name"])
-                options = {k: v for k, v in editor.items() if k not in ("name", "grid")}
-                build_options(get(EDITORS, name).Config, options, f"{path}: editor {name}")
+            contenders(config.editors, f"{path}: ")
         case CostConfig():
             from mlpswap.cost.run import check_options
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mlpswap.config import option
+from mlpswap import registry
+from mlpswap.config import build_options, option
 from mlpswap.editing.adapters import Adapter, FactAdapter
 from mlpswap.editing.editor import (
     EditConfig,
@@ -33,6 +34,12 @@ class SwapConfig(EditConfig):
 
     construction: str | None = option(None, "construction's name; null: the usual one for the MLP in place")
     options: dict[str, Any] = option(factory=dict, help="options of the construction, such as {h: 512}")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.construction is not None:
+            schema = registry.get(registry.CONSTRUCTIONS, self.construction).Config
+            build_options(schema, dict(self.options), f"construction '{self.construction}'")
 
 
 class Swap:
