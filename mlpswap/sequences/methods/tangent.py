@@ -9,6 +9,9 @@ A fact of an outermost label has a neighbour on one side only, so its equation i
 the equation would hold it back, and recalled where it falls short. Where not all facts need be right, those whose
 equations cost most, with the largest multipliers, are given up.
 
+Where the equations are met and float32 still misses facts, what lacks is digits: weights are then moved away from
+changes of gates, so that rho can grow.
+
 Source: this project; the code on a line and the solve are those of its token gates and permuted knots.
 """
 
@@ -27,6 +30,7 @@ LARGEST = 0.5  # rho
 EXACT = 0.05  # of half the spacing of labels: how well an equation is met
 SHORT = 0.5  # of half the spacing: how far a released fact may fall short
 SOLVES = 4  # for one set of facts, until rho fits
+REWEIGHTINGS = 8  # at most, where float32 misses facts whose equations are met
 LIKELY = 4.0  # how much rather a fact of an outermost label is given up: it may still be right without its equation
 
 
@@ -63,7 +67,8 @@ def tangent_network(
     """Store the facts by a correction of `base`; below a threshold of 1, give up those that cost most.
 
     The float32 network with the best accuracy found; the search ends once it has `threshold`. Each of `reweightings`
-    further solves then lets those weights move less whose gates limit the correction, and rho grows.
+    further solves then lets those weights move less whose gates limit the correction, and rho grows; where digits lack,
+    there are as many as it takes.
     """
     writer = _Writer(base, facts)
     held = torch.ones(len(facts), dtype=torch.bool)
@@ -74,6 +79,8 @@ def tangent_network(
         written = writer.write(held)
         if best is None or written.accuracy > best.accuracy:
             best = written
+        if best.accuracy < threshold <= writer.solved(written):
+            best = max(best, writer.sharpened(written, threshold), key=lambda each: each.accuracy)
         if best.accuracy >= threshold:
             break
         kept = writer.outer_facts(written, release=turn < rounds - 3)
@@ -118,8 +125,12 @@ class _Writer:
         self.half = half_spacing(self.positions)[facts.label]
         top, bottom = facts.label == facts.labels - 1, facts.label == 0
         self.outward = top.double() - bottom.double()
+        self.free()
+
+    def free(self) -> None:
+        """Let all weights move alike, and find rho anew."""
         self.rho = 0.0
-        self.freedom = torch.ones_like(base.first), torch.ones_like(base.second)
+        self.freedom = torch.ones_like(self.base.first), torch.ones_like(self.base.second)
 
     def write(self, held: Bool[Tensor, " N"]) -> _Written:
         """Solve the equations of the facts that are held. They depend on rho, so again until the gates hold."""
@@ -142,6 +153,23 @@ class _Writer:
         code = (rows * shift).sum(1) / self.total
         return _Written(network, network.accuracy(self.facts), held, multipliers, code, reach)
 
+    def solved(self, written: _Written) -> float:
+        """Share of the facts that are right, or would be in exact arithmetic."""
+        return max(written.accuracy, float((self._off(written) < self.half).double().mean()))
+
+    def sharpened(self, written: _Written, threshold: float) -> _Written:
+        """The same facts by reweighted solves, as long as they help and `threshold` is not reached."""
+        best = written
+        for _ in range(REWEIGHTINGS):
+            self.reweight(best)
+            again = self.write(best.held)
+            if again.accuracy > best.accuracy:
+                best = again
+            if best is not again or best.accuracy >= threshold:
+                break
+        self.free()
+        return best
+
     def outer_facts(self, written: _Written, *, release: bool) -> Bool[Tensor, " N"]:
         """Recall facts of outermost labels that fall short, and release those that their equations hold back."""
         short = self.outward * (written.code - self.wanted) < -SHORT * self.half
@@ -150,9 +178,7 @@ class _Writer:
 
     def give_up(self, held: Bool[Tensor, " N"], written: _Written, misses: int) -> Bool[Tensor, " N"]:
         """Drop the equations with the largest multipliers until `misses` facts are wrong, for all that is known."""
-        off = written.code - self.wanted
-        off = torch.where(self.outward == 0, off.abs(), -self.outward * off)
-        more = misses - int((~held & (off > self.half)).sum())
+        more = misses - int((~held & (self._off(written) > self.half)).sum())
         if more <= 0:
             return held
         worth = written.multipliers.square() * torch.where(self.outward == 0, 1.0, LIKELY)
@@ -171,6 +197,11 @@ class _Writer:
             parts.append(freedom / (most + 0.1).sqrt())
         self.freedom = parts[0], parts[1]
         self.rho = 0.0
+
+    def _off(self, written: _Written) -> Float[Tensor, " N"]:
+        """How far the code misses the label's position; beyond an outermost one is no miss."""
+        off = written.code - self.wanted
+        return torch.where(self.outward == 0, off.abs(), -self.outward * off)
 
     def _network(self, first: Tensor, second: Tensor) -> PairNetwork:
         place = self.positions[:, None]
