@@ -7,6 +7,7 @@ from mlpswap.errors import ConfigError, InfeasibleConstructionError
 from mlpswap.randomness import generator
 from mlpswap.sequences.facts import PairFacts, draw_pair_facts
 from mlpswap.sequences.methods import equations as equations_module
+from mlpswap.sequences.methods import tangent
 from mlpswap.sequences.methods.equations import Equations
 from mlpswap.sequences.methods.knots import draw_knots, placed, signs
 from mlpswap.sequences.methods.permuted_knots import PermutedKnots, PermutedKnotsConfig, draw_point
@@ -62,6 +63,20 @@ def test_reweighting_makes_the_labels_larger(base):
     plain, spread = (tangent_network(point, facts, reweightings=number) for number in (0, 3))
     assert spread.accuracy(facts) == 1
     assert spread.unembedding[:, -1].abs().max() > 1.2 * plain.unembedding[:, -1].abs().max()
+
+
+def test_digits_that_float32_lacks_are_won_by_reweighting(monkeypatch):
+    """Of 512 labels on a line, neighbours differ in digits that a plain solve leaves too small."""
+    facts = draw_pair_facts(500, 32, 512)
+
+    def accuracies():
+        draws = [generator(trial, "digits") for trial in range(3)]
+        built = PermutedKnots().build(facts, 16, PermutedKnotsConfig(), draws)
+        return [network.accuracy(facts) for network in built]
+
+    assert accuracies() == [1.0] * 3
+    monkeypatch.setattr(tangent, "REWEIGHTINGS", 0)
+    assert min(accuracies()) < 1
 
 
 @pytest.fixture
