@@ -235,6 +235,14 @@ def read_json(path: str | Path, **fields: Any) -> Any:
     return content
 
 
+def read_lines(path: str | Path) -> list[Any]:
+    """The content of a JSON Lines file. Raises `CheckpointError` with the path."""
+    try:
+        return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
 def write_csv(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write rows with a heading, atomically; columns in order of first appearance."""
     text = io.StringIO()

@@ -1,6 +1,7 @@
 """The editing benchmark on a small host: rows, selection, patches, refusals."""
 
 import json
+import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -175,6 +176,16 @@ def test_a_split_that_cannot_be_leaves_nothing_behind(trained, tmp_path, splits,
 def test_a_base_without_sentences_is_refused_before_it_is_trained(trained, tmp_path):
     with pytest.raises(ConfigError, match="base = ssfr_tiny is a host of SSFR"):
         _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]", "model=null", "base=ssfr_tiny")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("file", ["results.json", "metrics.jsonl"])
+def test_a_base_whose_own_run_is_damaged_is_refused_at_once(trained, tmp_path, file):
+    """The report shows it, at the end of what may be hours."""
+    shutil.copytree(trained, tmp_path / "base")
+    (tmp_path / "base" / file).write_text('{"kind": ')
+    with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
+        _benchmark(tmp_path / "run", tmp_path / "base", "splits=[{altered: 3}]")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlpswap.benchmark.ties import TIE_RULE, tolerance
 from mlpswap.editing.evaluation import DEFINITIONS as EDITING
-from mlpswap.errors import RunFolderError
+from mlpswap.errors import CheckpointError, RunFolderError
 from mlpswap.facts import printable
 from mlpswap.metrics import DEFINITIONS
 from mlpswap.report import write_report
@@ -384,6 +384,7 @@ def test_users_own_plot_style_neither_matters_nor_changes(pages, tmp_path):
     [
         (None, "is missing"),
         ("{broken", "cannot be read"),
+        ("[]", "should be an object with kind"),
         (json.dumps({"kind": "riddle"}), "no report for kind 'riddle'"),
     ],
 )
@@ -391,7 +392,7 @@ def test_folder_without_results_is_refused_in_one_sentence(tmp_path, content, me
     """Missing, damaged or foreign results name the file and leave no page behind."""
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(RunFolderError, match=message) as error:
+    with pytest.raises((RunFolderError, CheckpointError), match=message) as error:
         write_report(tmp_path)
     assert "results.json" in str(error.value)
     assert not (tmp_path / "report.html").exists()

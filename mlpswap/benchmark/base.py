@@ -16,7 +16,14 @@ from mlpswap.editing.evaluation import LanguageCache, language_losses
 from mlpswap.errors import ConfigError
 from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
-from mlpswap.runs import default_folder, require_same_config, run_folder, write_text
+from mlpswap.runs import (
+    default_folder,
+    read_json,
+    read_lines,
+    require_same_config,
+    run_folder,
+    write_text,
+)
 from mlpswap.tasks import Task, books_task
 
 logger = logging.getLogger(__name__)
@@ -81,6 +88,8 @@ def open_run(
     model = None if config.model is None else load_host(config.model)
     if model is not None or not resume:  # a resumed run has passed, and may have lost its file of facts
         check(task_to_come(config) if model is None else the_task(model))
+    if config.model is not None:
+        read_base(Path(config.model))  # the report will need it
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, kind)
     with run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,)):
         if resume:
@@ -151,8 +160,6 @@ def read_base(base: Path) -> dict[str, Any]:
     """Results and curves of the base's own run, for the report; empty for a host that came without its run."""
     results, events = base / "results.json", base / "metrics.jsonl"
     return {
-        "base": json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None,
-        "base_metrics": [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
-        if events.is_file()
-        else [],
+        "base": read_json(results, kind=str) if results.is_file() else None,
+        "base_metrics": read_lines(events) if events.is_file() else [],
     }

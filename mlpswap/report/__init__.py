@@ -1,12 +1,11 @@
 """One self-contained HTML page that tells what a run did: figures, tables, definitions, settings. No script, no network."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mlpswap.errors import RunFolderError
-from mlpswap.runs import replacing, write_text
+from mlpswap.runs import read_json, read_lines, replacing, write_text
 
 HERE = Path(__file__).parent
 
@@ -15,7 +14,7 @@ def write_report(folder: Path) -> dict[str, Path]:
     """Write `report.html` into the folder of a finished run, and its figures as PNG into `figures/`.
 
     Returns the PNG files by the name of the figure. Raises `RunFolderError` if the folder holds no results, or results of
-    a kind that has no report.
+    a kind that has no report, and `CheckpointError` if they are damaged.
     """
     from mlpswap.report.benchmark import benchmark_view
     from mlpswap.report.cost import cost_view
@@ -25,11 +24,14 @@ def write_report(folder: Path) -> dict[str, Path]:
     from mlpswap.report.training import training_view
 
     folder = Path(folder)
-    results = _read_json(folder / "results.json")
+    path = folder / "results.json"
+    if not path.is_file():
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run")
+    results = read_json(path, kind=str)
     view: Any
-    match results.get("kind"):
+    match results["kind"]:
         case "train":
-            view = training_view(results, _read_lines(folder / "metrics.jsonl"))
+            view = training_view(results, read_lines(folder / "metrics.jsonl"))
         case "benchmark":
             view = benchmark_view(results)
         case "sequential":
@@ -44,7 +46,7 @@ def write_report(folder: Path) -> dict[str, Path]:
             view = ablation_view(results)
         case other:
             raise RunFolderError(
-                f"{folder / 'results.json'}: no report for kind '{other}'; "
+                f"{path}: no report for kind '{other}'; "
                 "expected train, benchmark, sequential, stores, cost, sequences or ablation"
             )
     write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
@@ -87,19 +89,3 @@ def _write_figures(folder: Path, pictures: Sequence[Any]) -> dict[str, Path]:
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
     return files
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
