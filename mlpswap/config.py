@@ -245,5 +245,7 @@ def _hint(schema: type, error: Exception) -> str:
     if not key or "did you mean" in str(error).lower():
         return ""
     known = [name for name, *_ in describe(schema)]
+    if re.sub(r"\[\d+\].*", "", str(key)) in known:  # it is the value that is wrong
+        return ""
     near = difflib.get_close_matches(str(key), known, n=1)
     return f"; did you mean '{near[0]}'?" if near else ""

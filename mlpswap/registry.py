@@ -42,13 +42,13 @@ def plug_in(what: str) -> Iterator[None]:
 def labels_of(names: Sequence[str]) -> list[str]:
     """The names, each further one of a kind with its number: rome, swap, rome-2. All are distinct."""
     labels: list[str] = []
-    taken, seen = set(names), set()
+    taken, seen = {name.lower() for name in names}, set()  # files may not tell capitals apart
     for name in names:
         label = name
         if name in seen:
-            label = next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
+            label = next(each for number in count(2) if (each := f"{name}-{number}").lower() not in taken)
         seen.add(name)
-        taken.add(label)
+        taken.add(label.lower())
         labels.append(label)
     return labels
 

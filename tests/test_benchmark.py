@@ -128,6 +128,7 @@ def test_an_editor_may_stand_twice_with_other_options(trained, tmp_path):
         ("[{name: swap, label: 3}]", "label = 3"),
         ("[{name: swap, label: a}, {name: rome, label: a}]", "two of them have the label a"),
         ("[{name: swap, label: a}, {name: rome, label: A}]", "two of them have the label"),
+        ("[{name: rome}, {name: swap, label: Rome}]", "two of them have the label rome"),
     ],
 )
 def test_a_label_must_name_one_file_and_one_entry(editors, message):

@@ -82,3 +82,4 @@ def test_labels_are_distinct():
     """Even where a name looks like a label, as another entry's own name may."""
     assert labels_of(["rome", "swap", "rome", "rome"]) == ["rome", "swap", "rome-2", "rome-3"]
     assert labels_of(["gd", "gd", "gd-2"]) == ["gd", "gd-3", "gd-2"]
+    assert labels_of(["gd", "gd", "GD-2"]) == ["gd", "gd-3", "GD-2"]  # they name files

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mlpswap.benchmark.ties import TIE_RULE, tolerance
+from mlpswap.cli import main
 from mlpswap.editing.evaluation import DEFINITIONS as EDITING
 from mlpswap.errors import CheckpointError, RunFolderError
 from mlpswap.facts import printable
@@ -395,6 +396,20 @@ def test_folder_without_results_is_refused_in_one_sentence(tmp_path, content, me
     with pytest.raises((RunFolderError, CheckpointError), match=message) as error:
         write_report(tmp_path)
     assert "results.json" in str(error.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [[], {"kind": "sequences", "rows": [3]}, {"kind": "train"}, {"kind": "benchmark", "rows": None}]
+)
+def test_the_verb_names_results_that_lack_what_a_report_needs(tmp_path, capsys, damage):
+    """A file from another version or an unlucky hand is no mistake of the program."""
+    (tmp_path / "results.json").write_text(json.dumps(damage))
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "results.json" in message
+    assert message.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
 
 

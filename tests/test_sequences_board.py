@@ -139,6 +139,9 @@ def test_a_resumed_board_probes_nothing_twice(run, capsys):
         (["methods=[{method: gated}]", "thresholds=[1.5]"], "thresholds"),
         (["methods=[{method: gated}]", "sizes=[{d: 8, tokens: 0}]"], "tokens = 0"),
         (["methods=[{method: gated}]", "trials=0"], "trials"),
+        (["methods=[{method: gated}]", "d=[8]", "sizes=[{d: 8, labels: 8}]"], "twice: d = 8, V = 16, C = 8"),
+        (["methods=[{method: gated, d: [12]}]", "d=[8]"], "no method is run"),
+        (['methods=[{method: gated, label: " "}]'], "label"),
     ],
 )
 def test_a_mistake_is_named_and_leaves_no_folder(tmp_path, monkeypatch, capsys, words, named):
@@ -248,6 +251,8 @@ def test_the_network_that_counts_is_the_one_with_the_fewest_bits():
         {"best": {"any": {"accuracy": 1.0}}},
         {"seconds": None},
         {"bits": 3},
+        {"bits": {"1.0": None}},
+        {"best": {rule: {"accuracy": 1.0, "options": 7} for rule in RULES}},
     ],
 )
 def test_a_probe_on_record_must_be_whole(tmp_path, damage):
@@ -259,6 +264,9 @@ def test_a_probe_on_record_must_be_whole(tmp_path, damage):
     (tmp_path / "bad").write_text(json.dumps(line | damage) + "\n")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_probes(tmp_path / "bad", 60, Cell, require_complete)
+    (tmp_path / "deep").write_text("[" * 100_000 + "\n")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_probes(tmp_path / "deep", 60, Cell, require_complete)
 
 
 @pytest.mark.parametrize("series", LAWS)

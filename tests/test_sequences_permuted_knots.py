@@ -186,3 +186,10 @@ def test_groups_are_full_and_exchanges_only_help():
         return float((conflicts * (of[:, None] == of)).sum())
 
     assert cost(better) < cost(group)
+
+
+def test_where_nothing_is_written_reweighting_changes_nothing():
+    """Facts of one label are right without any correction, whose reach is then zero."""
+    facts = draw_pair_facts(12, 8, 1)
+    [network] = PermutedKnots().build(facts, 16, PermutedKnotsConfig(reweightings=2), [generator(0)])
+    assert network.accuracy(facts) == 1

@@ -45,9 +45,11 @@ class ContestConfig:
                 raise ConfigError(f"editors[{number}]: key 'name' is missing")
             check_grid(f"editors[{number}]", editor)
             check_label(f"editors[{number}]", editor)
-        labels = [editor["label"].lower() for editor in self.editors if "label" in editor]  # as files may be
-        if twice := next((label for label in labels if labels.count(label) > 1), None):
-            raise ConfigError(f"editors: two of them have the label {twice}")
+        # In lower case, as the names of files may be.
+        names = [str(editor.get("label", editor["name"])).lower() for editor in self.editors]
+        labels = [editor["label"].lower() for editor in self.editors if "label" in editor]
+        if twice := next((label for label in labels if names.count(label) > 1), None):
+            raise ConfigError(f"editors: two of them have the label {twice}, or it is another's name")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads = {self.threads}: expected at least 1")
 

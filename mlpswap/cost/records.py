@@ -77,7 +77,7 @@ def read_probes(
             require_complete(outcome)
             if outcome.accuracy is not None or outcome.figures.get("capped_after", 0) >= seconds:
                 known[cell.identity, size, seed] = outcome
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if lines[-1]:
         path.write_text("\n".join([*lines[:-1], ""]), encoding="utf-8")

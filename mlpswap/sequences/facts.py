@@ -13,13 +13,33 @@ SEED = 42  # of the published figures
 
 @dataclass(frozen=True)
 class PairFacts:
-    """N facts (first, second) -> label over V tokens and C labels, sorted by label."""
+    """N facts (first, second) -> label over V tokens and C labels, sorted by label.
+
+    Raises `ConfigError` unless all three are int64, of one length N >= 1 and within 0..V-1 and 0..C-1.
+    """
 
     first: Int[Tensor, " N"]
     second: Int[Tensor, " N"]
     label: Int[Tensor, " N"]
     tokens: int
     labels: int
+
+    def __post_init__(self) -> None:
+        for name, below in (("first", self.tokens), ("second", self.tokens), ("label", self.labels)):
+            part = getattr(self, name)
+            if (
+                part.dtype != torch.int64
+                or part.shape != self.label.shape
+                or part.dim() != 1
+                or not len(part)
+            ):
+                raise ConfigError(
+                    f"facts: {name} is {part.dtype} of shape {list(part.shape)}: expected int64, one for each label"
+                )
+            if not 0 <= int(part.min()) <= int(part.max()) < below:
+                raise ConfigError(
+                    f"facts: {name} has {int(part.min())} to {int(part.max())}: expected 0 to {below - 1}"
+                )
 
     def __len__(self) -> int:
         return len(self.label)

@@ -40,8 +40,10 @@ class SequenceEntry:
     def __post_init__(self) -> None:
         if not self.method:
             raise ConfigError("methods: an entry has no key 'method'")
-        if not self.name.isprintable():
-            raise ConfigError(f"methods: the label {self.name!r} holds a line break or a control character")
+        if not self.name.isprintable() or not self.name.strip():
+            raise ConfigError(
+                f"methods: the label {self.name!r} is blank, or holds a line break or a control character"
+            )
         for key, values in self.grid.items():
             if not isinstance(values, list) or not values:
                 raise ConfigError(
@@ -76,6 +78,11 @@ class Size:
         for name in ("d", "tokens", "labels"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"sizes: {name} = {value}: expected at least 1")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(d, V, C)."""
+        return self.d, self.tokens or 2 * self.d, self.labels or self.d
 
 
 @dataclass
@@ -121,6 +128,18 @@ class SequencesConfig:
             raise ConfigError("precision must be between 0 and 1, probe_seconds positive")
         if self.trials < 1 or (self.workers is not None and self.workers < 1):
             raise ConfigError("trials and workers must be at least 1")
+        shapes = [size.shape for size in self.all_sizes()]
+        if again := next((shape for shape in shapes if shapes.count(shape) > 1), None):
+            raise ConfigError(
+                "d and sizes name a size twice: d = {}, V = {}, C = {}; leave one out".format(*again)
+            )
+        if self.methods and not any(
+            entry.d is None or size.d in entry.d for entry in self.methods for size in self.all_sizes()
+        ):
+            raise ConfigError(
+                f"no method is run at d = {', '.join(str(d) for d, *_ in shapes)}: "
+                "expected one of these among the d of an entry"
+            )
         for size in self.all_sizes():
             names = [entry.name for entry in self.methods if entry.d is None or size.d in entry.d]
             if twice := next((name for name in names if names.count(name) > 1), None):

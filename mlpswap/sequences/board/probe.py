@@ -127,3 +127,7 @@ def require_complete(outcome: Outcome) -> None:
     for name, kinds in (("seconds", int | float), ("margin", int | float), ("bits", dict)):
         if not isinstance(outcome.figures[name], kinds):
             raise ValueError(f"{name} = {outcome.figures[name]!r} of a probe: expected {kinds}")
+    if not all(type(bits) is int and bits > 0 for bits in outcome.figures["bits"].values()):
+        raise ValueError(f"bits = {outcome.figures['bits']} of a probe: expected whole numbers")
+    if not all(isinstance(best[rule]["options"], dict) for rule in RULES):
+        raise ValueError(f"best = {best} of a probe: expected a mapping of options")

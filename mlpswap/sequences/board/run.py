@@ -63,7 +63,7 @@ def tasks_of(config: SequencesConfig) -> list[Task]:
 def _cell(config: SequencesConfig, entry: SequenceEntry, size: Size, thresholds: list[float]) -> Cell:
     return Cell(
         entry.name, entry.method, dict(entry.options), dict(entry.grid), entry.keep,
-        size.d, size.tokens or 2 * size.d, size.labels or size.d,
+        *size.shape,
         thresholds, entry.trials or config.trials, config.seed, config.facts_seed,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def rows_of(tasks: list[Task], found: dict[int, Any]) -> list[dict[str, Any]]:
 def _row(task: Task, threshold: float, result: Any) -> dict[str, Any]:
     entry, size, method = task.entry, task.size, get_method(task.entry.method)
     series = series_of(entry, method)
-    tokens, labels = size.tokens or 2 * size.d, size.labels or size.d
+    _, tokens, labels = size.shape
     standard = (tokens, labels) == (2 * size.d, size.d)
     beside = published(series, threshold, size.d) if standard else (None,) * len(RULES)
     row: dict[str, Any] = {
@@ -175,7 +175,7 @@ def _measured(outcomes: Outcomes, threshold: float) -> dict[str, Any]:
         found["frontier"] = frontier(
             (count, each.figures["bits"][str(threshold)])
             for count, each in outcomes.items()
-            if storing(threshold, "any")(each)
+            if storing(threshold, "any")(each) and str(threshold) in each.figures["bits"]
         )
     late = [count for count, each in outcomes.items() if each.accuracy is None]
     if any(capacities[rule].failed in late for rule in RULES):

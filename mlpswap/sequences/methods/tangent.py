@@ -189,7 +189,7 @@ class _Writer:
 
     def reweight(self, written: _Written) -> None:
         """Let each weight move the less, the nearer one of its gates came to a change; rho is found anew."""
-        share = (written.reach / written.reach.max()).clamp(min=0)
+        share = (written.reach / written.reach.max().clamp(min=1e-9)).clamp(min=0)  # 0: nothing to write
         parts = []
         for token, freedom in zip((self.facts.first, self.facts.second), self.freedom, strict=True):
             most = torch.zeros_like(freedom)
