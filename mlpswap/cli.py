@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mlpswap.config import describe, load_config, to_plain
+from mlpswap.config import keys_of, load_config, to_plain
 from mlpswap.errors import MlpSwapError
 
 
@@ -86,7 +86,7 @@ VERBS: dict[str, Verb] = {
         "write report.html of a run folder again",
         "mlpswap.commands.config:ReportConfig", "mlpswap.commands.report:report", main="run"),
     "list": Verb(
-        "list constructions, editors, methods, presets or metrics",
+        "list constructions, editors, methods, presets or metrics, or the options of one",
         "mlpswap.commands.config:ListConfig", "mlpswap.commands.list:list_things", main="what"),
     "validate": Verb(
         "check a configuration file without running it",
@@ -140,8 +140,8 @@ class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser.print_help()
         print("\nkeys (with defaults):")
-        for key, kind, default, text in describe(load(self.verb.schema)):
-            print(f"  {key}={'null' if default is None else default}  ({kind})\n      {text}")
+        for line in keys_of(load(self.verb.schema)):
+            print(line)
         parser.exit()
 
 

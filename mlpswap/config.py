@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from mlpswap.errors import ConfigError
 
 T = TypeVar("T")
+MOST_KEYS = 16  # that an error names
 
 
 def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING) -> Any:
@@ -218,6 +219,13 @@ def describe(schema: type, prefix: str = "") -> Iterator[tuple[str, str, Any, st
             yield from describe(nested, key + ".")
 
 
+def keys_of(schema: type) -> Iterator[str]:
+    """Two lines for every field: key and default, then what it means."""
+    for key, kind, default, text in describe(schema):
+        yield f"  {key}={'null' if default is None else default}  ({kind})"
+        yield f"      {text}"
+
+
 def _nested(kind: Any) -> type | None:
     """The dataclass that a field holds, or may hold besides null."""
     options = (kind, *(get_args(kind) if isinstance(kind, UnionType) else ()))
@@ -231,7 +239,7 @@ def _default(each: Field) -> Any:
 
 
 def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return kind.__name__ if isinstance(kind, type) else re.sub(r"\b(\w+\.)+", "", str(kind))
 
 
 def _one_line(error: Exception) -> str:
@@ -247,5 +255,6 @@ def _hint(schema: type, error: Exception) -> str:
     known = [name for name, *_ in describe(schema)]
     if re.sub(r"\[\d+\].*", "", str(key)) in known:  # it is the value that is wrong
         return ""
-    near = difflib.get_close_matches(str(key), known, n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    if near := difflib.get_close_matches(str(key), known, n=1):
+        return f"; did you mean '{near[0]}'?"
+    return f"; expected one of {', '.join(known)}" if 0 < len(known) <= MOST_KEYS else ""

@@ -148,6 +148,20 @@ def test_list_shows_what_there_is(capsys):
         assert "BROKEN" not in out
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("swap", ["editor swap", "construction=null", "options of the construction, such as"]),
+        ("gd", ["construction gd", "h=null"]),
+        ("permuted_knots", ["method permuted_knots", "reweightings=0"]),
+    ],
+)
+def test_list_shows_the_options_of_one(capsys, name, wanted):
+    assert main(["list", name]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in wanted)
+
+
 def test_a_plug_in_cannot_drive_the_terminal(capsys, plugged):
     """Names, descriptions and errors of plug-ins are other people's text."""
     plugged("mlpswap.editors", coloured="Coloured", lost="Lost\x1b[31m", **{"na\x1bme": "Coloured"})

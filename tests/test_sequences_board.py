@@ -226,6 +226,18 @@ def test_the_frontier_has_the_most_facts_for_every_number_of_bits():
     assert frontier([]) == []
 
 
+def test_what_is_stored_at_a_higher_accuracy_is_stored_at_a_lower_one():
+    """Where each accuracy has a search of its own, the one may have tried sizes that the other has not."""
+    config = configured("methods=[{method: permuted_knots}]", "d=[8]")
+    tasks = board.tasks_of(config)
+    probe = measure(cell(method="permuted_knots", options={}, d=8, tokens=16, labels=8, thresholds=[1.0]), 60)
+    strict, loose = board.rows_of(tasks, {0: {60: probe}, 1: {}})
+    assert loose["any"] == 0
+    assert loose["frontier"] == strict["frontier"] == [[probe.figures["bits"]["1.0"], 60]]
+    strict, loose = board.rows_of(tasks, {0: {}, 1: {60: probe}})
+    assert strict["frontier"] == []
+
+
 def test_the_network_that_counts_is_the_one_with_the_fewest_bits():
     """Of those with the best accuracy; its margin stands beside its bits."""
     own = cell(method="gated", options={}, trials=5, d=8, tokens=16, labels=8)

@@ -195,18 +195,18 @@ def test_what_is_pictured_is_the_network_that_stores_the_facts():
     pictured = build_pictured(config, ROWS[0] | {"trials": 3})
     facts = draw_pair_facts(132, 16, 8, seed=5)
     assert pictured.network.accuracy(facts) == probe.accuracy
-    assert torch.equal(pictured.hidden, pictured.network.hidden(facts))
+    assert torch.equal(pictured.facts.second, facts.second)
 
 
 def test_pictured_networks_come_back_from_their_file(tmp_path):
     path = tmp_path / FILE
     assert load_pictured(path) == []
     pictured = build_pictured(configured(), ROWS[0])
-    save_pictured(path, [pictured, dataclasses.replace(pictured, name="again", count=3)])
+    save_pictured(path, [pictured, dataclasses.replace(pictured, name="again")])
     first, again = load_pictured(path)
-    assert (first.name, first.count, again.name, again.count) == (LABEL, 132, "again", 3)
+    assert (first.name, again.name, len(again.facts)) == (LABEL, "again", 132)
     assert torch.equal(first.network.unembedding, pictured.network.unembedding)
-    assert torch.equal(again.hidden, pictured.hidden)
+    assert again.network.accuracy(again.facts) == pictured.network.accuracy(pictured.facts)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other", "not finite"])
@@ -216,13 +216,16 @@ def test_a_damaged_file_of_networks_is_named(tmp_path, damage):
     path = tmp_path / FILE
     pictured = build_pictured(configured(), ROWS[0])
     if damage == "not finite":
-        pictured = dataclasses.replace(pictured, hidden=pictured.hidden * math.nan)
+        network = dataclasses.replace(pictured.network, first=pictured.network.first * math.nan)
+        pictured = dataclasses.replace(pictured, network=network)
     save_pictured(path, [pictured])
     if damage == "empty":
         path.write_bytes(b"")
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "other":
-        save_file({"x": torch.zeros(2)}, path, {"networks": json.dumps([["a", 1]])})
+        save_file(
+            {"x": torch.zeros(2)}, path, {"networks": json.dumps([{"name": "a", "tokens": 16, "labels": 8}])}
+        )
     with pytest.raises(CheckpointError, match=f"{FILE} cannot be read"):
         load_pictured(path)

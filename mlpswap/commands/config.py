@@ -145,14 +145,15 @@ class ReportConfig:
         _required(self, "run")
 
 
+LISTS = ("constructions", "editors", "methods", "presets", "metrics")
+
+
 @dataclass
 class ListConfig:
-    what: str = option("constructions", "constructions, editors, methods (of sequences), presets or metrics")
-
-    def __post_init__(self) -> None:
-        known = ("constructions", "editors", "methods", "presets", "metrics")
-        if self.what not in known:
-            raise ConfigError(f"what = {self.what}: expected one of {', '.join(known)}")
+    what: str = option(
+        "constructions",
+        f"{', '.join(LISTS)} (methods: of sequences); or the name of a construction, an editor or a method, for its options",
+    )
 
 
 @dataclass

@@ -2,21 +2,25 @@
 
 from typing import Any
 
-from mlpswap.commands.config import ListConfig
+from mlpswap.commands.config import LISTS, ListConfig
 from mlpswap.commands.validate import check
-from mlpswap.config import packaged_presets
+from mlpswap.config import keys_of, packaged_presets
+from mlpswap.errors import ConfigError
 from mlpswap.facts import printable
-from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries
+from mlpswap.registry import CONSTRUCTIONS, EDITORS, entries, get
 
 
 def list_things(config: ListConfig, **_: Any) -> None:
-    {
+    kinds = {
         "constructions": _constructions,
         "editors": _editors,
         "methods": _methods,
         "presets": _presets,
         "metrics": _metrics,
-    }[config.what]()
+    }
+    kinds.get(config.what, lambda: _options(config.what))()
+    if config.what in ("constructions", "editors", "methods"):
+        print(f"`mlpswap list NAME` shows the options of one; other lists: {', '.join(LISTS)}")
 
 
 def _registered(group: str) -> None:
@@ -46,6 +50,26 @@ def _methods() -> None:
     for name in METHODS:
         method = get_method(name)
         print(f"{name:16} [{method.column}; {method.source}] {_first_paragraph(type(method).__doc__)}")
+
+
+def _options(name: str) -> None:
+    """Of the construction, the editor and the method that are called `name`."""
+    from mlpswap.sequences.methods import METHODS, get_method
+
+    found: dict[str, Any] = {}
+    for noun, group in (("construction", CONSTRUCTIONS), ("editor", EDITORS)):
+        if name in [entry.name for entry in entries(group)]:
+            found[noun] = get(group, name)
+    if name in METHODS:
+        found["method"] = get_method(name)
+    if not found:
+        raise ConfigError(
+            f"what = {name}: expected one of {', '.join(LISTS)}, or a name that one of these shows"
+        )
+    for noun, thing in found.items():
+        print(f"options of the {noun} {name}, with defaults:")
+        for line in keys_of(thing.Config):
+            print(printable(line))
 
 
 def _presets() -> None:

@@ -81,7 +81,9 @@ def facts_and_bits(rows: Rows, threshold: float) -> Table | None:
         for row in sorted(own, key=lambda row: row["d"])
     ]
     return (
-        Table(f"Facts by significant bits, {stored_share(threshold)} (Any)", columns, lines) if own else None
+        Table(f"At least so many facts by significant bits, {stored_share(threshold)} (Any)", columns, lines)
+        if own
+        else None
     )
 
 

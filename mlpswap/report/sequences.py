@@ -34,8 +34,9 @@ BOARD = (
     NOTES,
 )
 DIGITS = (
-    "A method that puts the labels into low-order digits holds more facts than a trained network, and needs more bits: here "
-    "is what each stores in weights of a given number of significant bits.",
+    "A method that puts the labels into low-order digits may hold many facts, and needs more bits than a trained network: "
+    "here is what each stores in weights of a given number of significant bits. Only numbers of facts that a search tried "
+    "count, so that a method may hold more than the table says.",
 )
 ABLATION = (
     "Toy models of one transformer layer, read at the second of two tokens, trained with every part switched on or off. A "

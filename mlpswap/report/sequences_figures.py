@@ -157,7 +157,7 @@ def weights_picture(pictured: Sequence[Pictured]) -> Picture | None:
                 "E1, first token": each.network.first,
                 "E2, second token": each.network.second,
                 "U, label": each.network.unembedding,
-                "activations, fact by label": each.hidden,
+                "activations, fact by label": each.network.hidden(each.facts),
             }
             for row, (title, matrix) in enumerate(parts.items()):
                 panel = axes[row, column]
@@ -173,8 +173,10 @@ def weights_picture(pictured: Sequence[Pictured]) -> Picture | None:
                 if column == 0:
                     panel.set_ylabel(title)
                 panel.set_xlabel(f"neuron; colours to {limit:.2g}", fontsize=8)
-            axes[0, column].set_title(f"{label(each.name, 24)}\n{number(each.count)} facts", fontsize=9.5)
-        names = [f"{each.name} with {number(each.count)} facts" for each in pictured]
+            axes[0, column].set_title(
+                f"{label(each.name, 24)}\n{number(len(each.facts))} facts", fontsize=9.5
+            )
+        names = [f"{each.name} with {number(len(each.facts))} facts" for each in pictured]
         return picture(
             "weights",
             drawn,

@@ -87,7 +87,11 @@ class Size:
 
 @dataclass
 class SequencesConfig:
-    methods: list[SequenceEntry] = option(factory=list, help="what is compared (required)")
+    methods: list[SequenceEntry] = option(
+        factory=list,
+        help="what is compared (required), as [{method: gated, label: .., options: {..}, grid: {..}, d: [..], trials: ..}]; "
+        "`mlpswap list methods`",
+    )
     ablation: AblationConfig | None = option(
         None, "instead of methods: toy models with switches, which use trials and what follows"
     )

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mlpswap.config import build_options
-from mlpswap.errors import CheckpointError, RunFolderError
+from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
 from mlpswap.runs import replacing
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.board.config import SequencesConfig
-from mlpswap.sequences.facts import draw_pair_facts
+from mlpswap.sequences.facts import PairFacts, draw_pair_facts
 from mlpswap.sequences.methods import get_method
 from mlpswap.sequences.network import PairNetwork
 
@@ -23,16 +23,16 @@ FILE = "networks.safetensors"
 KINDS = ("hand_coded", "permuted_knots", "trained")
 WIDTH = 16  # where the board has it, otherwise the nearest width
 _PARTS = ("first", "second", "unembedding")
+_FACTS = ("first", "second", "label")
 
 
 @dataclass(frozen=True)
 class Pictured:
-    """A network that stores `count` facts, and its activations on them, (N, d), sorted by label."""
+    """A network, by the name of its row, and the facts that it stores."""
 
     name: str
-    count: int
     network: PairNetwork
-    hidden: Tensor
+    facts: PairFacts
 
 
 def pictured_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -66,19 +66,23 @@ def build_pictured(config: SequencesConfig, row: Mapping[str, Any]) -> Pictured:
     draws = [trial_generator(method.name, trial, config.seed) for trial in range(row["trials"])]
     built = method.build(facts, row["d"], options, draws, threshold=row["threshold"])
     best = max(built, key=lambda network: network.accuracy(facts))
-    return Pictured(row["method"], row["any"], best, best.hidden(facts))
+    return Pictured(row["method"], best, facts)
 
 
 def save_pictured(path: Path, pictured: Sequence[Pictured]) -> None:
     """Write them atomically. Raises `RunFolderError` when the disk is full or read-only."""
     tensors: dict[str, Tensor] = {}
     for number, each in enumerate(pictured):
-        parts = {part: getattr(each.network, part) for part in _PARTS} | {"hidden": each.hidden}
-        tensors |= {f"{number}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
-    names = json.dumps([[each.name, each.count] for each in pictured])
+        for part in _PARTS:
+            tensors[f"{number}.{part}"] = getattr(each.network, part).contiguous().clone()
+        for part in _FACTS:
+            tensors[f"{number}.facts.{part}"] = getattr(each.facts, part).contiguous().clone()
+    about = [
+        {"name": each.name, "tokens": each.facts.tokens, "labels": each.facts.labels} for each in pictured
+    ]
     try:
         with replacing(path) as temporary:
-            save_file(tensors, temporary, {"networks": names})
+            save_file(tensors, temporary, {"networks": json.dumps(about)})
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be written: {error}") from error
 
@@ -89,14 +93,19 @@ def load_pictured(path: Path) -> list[Pictured]:
         return []
     try:
         with safe_open(path, framework="pt") as file:
-            names = json.loads(file.metadata()["networks"])
             found = []
-            for number, (name, count) in enumerate(names):
+            for number, about in enumerate(json.loads(file.metadata()["networks"])):
+                tokens, labels = int(about["tokens"]), int(about["labels"])
                 parts = [file.get_tensor(f"{number}.{part}") for part in _PARTS]
-                hidden = file.get_tensor(f"{number}.hidden")
-                if any(part.dim() != 2 or not part.isfinite().all() for part in (*parts, hidden)):
-                    raise ValueError(f"network {number} is no set of finite matrices")
-                found.append(Pictured(str(name), int(count), PairNetwork(*parts), hidden))
+                width = parts[0].shape[-1]
+                shapes = [(tokens, width), (tokens, width), (labels, width)]
+                if [part.shape for part in parts] != shapes or not all(
+                    part.isfinite().all() for part in parts
+                ):
+                    raise ValueError(f"network {number} is no set of finite matrices of its size")
+                stored = {part: file.get_tensor(f"{number}.facts.{part}") for part in _FACTS}
+                facts = PairFacts(**stored, tokens=tokens, labels=labels)
+                found.append(Pictured(str(about["name"]), PairNetwork(*parts), facts))
             return found
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, ConfigError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -132,7 +132,18 @@ def rows_of(tasks: list[Task], found: dict[int, Any]) -> list[dict[str, Any]]:
         if task.cell is not None:
             result, number = found[number], number + 1
         rows += [_row(task, threshold, result) for threshold in task.thresholds]
-    return rows
+    return [row | {"frontier": _shared_frontier(rows, row)} for row in rows]
+
+
+def _shared_frontier(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[list[int]]:
+    """What is stored at a higher threshold, by a search of its own, is stored at this one."""
+    same = ("method", "d", "tokens", "labels")
+    return frontier(
+        (facts, bits)
+        for other in rows
+        if other["threshold"] >= row["threshold"] and all(other[name] == row[name] for name in same)
+        for bits, facts in other.get("frontier", ())
+    )
 
 
 def _row(task: Task, threshold: float, result: Any) -> dict[str, Any]:
