@@ -280,12 +280,12 @@ def run(trained, tmp_path_factory):
 
 def test_a_run_has_a_row_for_each_batch_of_each_editor(run):
     results = json.loads((run / "results.json").read_text())
-    names = ["rome", "memit", "memit-cache", "alphaedit", "ft", "swap"]
+    names = ["rome", "memit", "memit-2", "alphaedit", "ft", "swap"]
     assert [(row["editor"], row["batch"]) for row in results["rows"]] == [
         (n, b) for n in names for b in (1, 2)
     ]
     by = {(row["editor"], row["batch"]): row for row in results["rows"]}
-    assert by["memit-cache", 1]["retained_efficacy"] == by["memit", 1]["retained_efficacy"]  # no cache yet
+    assert by["memit-2", 1]["retained_efficacy"] == by["memit", 1]["retained_efficacy"]  # no cache yet
     assert all(row["retained_efficacy"] == row["immediate_efficacy"] for (_, b), row in by.items() if b == 1)
     assert [by["alphaedit", b]["cache_rank"] for b in (1, 2)] == [4, 8]
     assert by["alphaedit", 2]["null_dimension"] > 0

@@ -1,5 +1,6 @@
 """`mlpswap list`: what there is to choose from, plug-ins and broken ones included."""
 
+import sys
 from typing import Any
 
 from mlpswap.commands.config import LISTS, ListConfig
@@ -20,7 +21,8 @@ def list_things(config: ListConfig, **_: Any) -> None:
     }
     kinds.get(config.what, lambda: _options(config.what))()
     if config.what in ("constructions", "editors", "methods"):
-        print(f"`mlpswap list NAME` shows the options of one; other lists: {', '.join(LISTS)}")
+        hint = f"`mlpswap list NAME` shows the options of one; other lists: {', '.join(LISTS)}"
+        print(hint, file=sys.stderr)  # the list itself may go into a pipe
 
 
 def _registered(group: str) -> None:
