@@ -79,6 +79,27 @@ def test_digits_that_float32_lacks_are_won_by_reweighting(monkeypatch):
     assert min(accuracies()) < 1
 
 
+def test_more_facts_than_there_can_be_equations_are_not_tried_at_length(monkeypatch):
+    """One solve says that they are not stored; with fewer, outermost labels are released and recalled."""
+    written = []
+    monkeypatch.setattr(tangent._Writer, "write", _counted(tangent._Writer.write, written))
+    for count, least, most in ((256, 1, 1), (170, 3, 24)):
+        written.clear()
+        facts = draw_pair_facts(count, 16, 8)
+        draws = [generator(0, "many")]
+        (network,) = PermutedKnots().build(facts, 8, PermutedKnotsConfig(), draws)
+        assert network.accuracy(facts) < 1
+        assert least <= len(written) <= most
+
+
+def _counted(write, written):
+    def counted(writer, held):
+        written.append(held)
+        return write(writer, held)
+
+    return counted
+
+
 @pytest.fixture
 def system():
     draw = generator(0, "system")

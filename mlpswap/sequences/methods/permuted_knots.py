@@ -93,11 +93,14 @@ def draw_point(facts: PairFacts, width: int, config: PermutedKnotsConfig, draw: 
     own = width - constant
     knots, levels = draw_base(facts, own, pairs, draws, draw)
     first, second = -knots, levels[:, None].repeat(1, own)
+    # V equations of each neuron from E2 and, as measured, half as many from E1.
+    independent = 1.5 * facts.tokens * width
     if not constant:
-        return BasePoint(first, second, signs(width), torch.ones(width, dtype=torch.float64))
+        return BasePoint(first, second, signs(width), torch.ones(width, dtype=torch.float64), independent)
     half = torch.full((facts.tokens, 1), 0.5, dtype=torch.float64)
     scale = torch.zeros(width, dtype=torch.float64)
     scale[-1] = 1
     return BasePoint(
-        torch.cat([first, half], 1), torch.cat([second, half], 1), torch.cat([signs(own), scale[:1]]), scale
-    )
+        torch.cat([first, half], 1), torch.cat([second, half], 1), torch.cat([signs(own), scale[:1]]), scale,
+        independent,
+    )  # fmt: skip

@@ -31,17 +31,22 @@ EXACT = 0.05  # of half the spacing of labels: how well an equation is met
 SHORT = 0.5  # of half the spacing: how far a released fact may fall short
 SOLVES = 4  # for one set of facts, until rho fits
 REWEIGHTINGS = 8  # at most, where float32 misses facts whose equations are met
+MOST = 1.1  # times the independent equations: more are not tried at length
 LIKELY = 4.0  # how much rather a fact of an outermost label is given up: it may still be right without its equation
 
 
 @dataclass(frozen=True)
 class BasePoint:
-    """Weights E1 and E2 (V, d) in float64, signs w and scale v of the code: sum_i w_i z_i = 0 for every fact."""
+    """Weights E1 and E2 (V, d) in float64, signs w and scale v of the code: sum_i w_i z_i = 0 for every fact.
+
+    independent: about how many equations can be independent of each other.
+    """
 
     first: Float[Tensor, "V d"]
     second: Float[Tensor, "V d"]
     signs: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
+    independent: float
 
 
 def label_positions(labels: int) -> Float[Tensor, " C"]:
@@ -75,6 +80,8 @@ def tangent_network(
     may_miss = int((1 - threshold) * len(facts) + 1e-9)
     best = None
     rounds = 24 if len(facts) <= 2048 else 12  # of releasing, recalling and giving up
+    if writer.equations(may_miss) > MOST * base.independent:
+        rounds = 1
     for turn in range(rounds):
         written = writer.write(held)
         if best is None or written.accuracy > best.accuracy:
@@ -152,6 +159,10 @@ class _Writer:
         network = self._network(first, second)
         code = (rows * shift).sum(1) / self.total
         return _Written(network, network.accuracy(self.facts), held, multipliers, code, reach)
+
+    def equations(self, misses: int) -> float:
+        """How many must hold: all but the misses, and half of those of outermost labels, which are inequalities."""
+        return len(self.facts) - misses - float(self.outward.abs().sum()) / 2
 
     def solved(self, written: _Written) -> float:
         """Share of the facts that are right, or would be in exact arithmetic."""

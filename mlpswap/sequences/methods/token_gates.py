@@ -59,13 +59,16 @@ class TokenGates:
         signs = torch.ones(width, dtype=torch.float64)
         signs[1::2] = -1
         scale = torch.ones_like(signs)
+        independent = facts.tokens * (width + 2) - (d1 + 1) * (width - d1 + 1)
         networks = []
         for draw in generators:
             first, second = torch.zeros(2, facts.tokens, width, dtype=torch.float64)
             first[:, :d1] = open_values(facts.tokens, signs[:d1], draw)
             second[:, d1:] = open_values(facts.tokens, signs[d1:], draw)
             networks.append(
-                tangent_network(BasePoint(first, second, signs, scale), facts, threshold=threshold)
+                tangent_network(
+                    BasePoint(first, second, signs, scale, independent), facts, threshold=threshold
+                )
             )
         return networks
 
