@@ -56,8 +56,8 @@ class ContestConfig:
 
 def check_label(where: str, editor: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a label that cannot name a file."""
-    label = editor.get("label", "none")
-    if not (isinstance(label, str) and LABEL.fullmatch(label)):
+    label = editor.get("label")
+    if "label" in editor and not (isinstance(label, str) and LABEL.fullmatch(label)):
         raise ConfigError(
             f"{where}.label = {label!r}: expected up to 40 letters, digits and any of _ . + = -, as in small-h"
         )

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from mlpswap import registry
-from mlpswap.config import build_options, option
+from mlpswap.config import option
 from mlpswap.editing.adapters import Adapter, FactAdapter
 from mlpswap.editing.editor import (
     EditConfig,
@@ -25,6 +24,7 @@ from mlpswap.editing.editor import (
 )
 from mlpswap.editing.requests import EditRequest
 from mlpswap.errors import UnsupportedEditorError
+from mlpswap.model.swap import with_defaults
 from mlpswap.randomness import generator as stream
 
 
@@ -38,8 +38,7 @@ class SwapConfig(EditConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.construction is not None:
-            schema = registry.get(registry.CONSTRUCTIONS, self.construction).Config
-            build_options(schema, dict(self.options), f"construction '{self.construction}'")
+            with_defaults(self.construction, self.options, {})  # refuses what is no option
 
 
 class Swap:

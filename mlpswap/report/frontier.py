@@ -8,9 +8,10 @@ from mlpswap.report.formats import number
 from mlpswap.report.sequences_figures import Rows, stored_share
 from mlpswap.report.tables import Column, Table
 from mlpswap.sequences.bits import FLOAT32_BITS
-from mlpswap.sequences.board.frontier import FORMATS, facts_within
+from mlpswap.sequences.board.frontier import facts_within
 from mlpswap.sequences.board.tables import is_standard
 
+FORMATS = {6: "", 8: "bfloat16", 10: "", 11: "float16", 13: "", 16: "", 20: "", 24: "float32"}  # by bits
 ACROSS = 3  # panels beside each other
 
 

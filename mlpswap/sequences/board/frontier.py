@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-FORMATS = {6: "", 8: "bfloat16", 10: "", 11: "float16", 13: "", 16: "", 20: "", 24: "float32"}
-
 Frontier = list[list[int]]  # [bits, facts], both rising
 
 

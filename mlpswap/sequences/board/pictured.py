@@ -15,6 +15,7 @@ from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
 from mlpswap.runs import replacing
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.board.config import SequencesConfig
+from mlpswap.sequences.board.tables import is_standard
 from mlpswap.sequences.facts import PairFacts, draw_pair_facts
 from mlpswap.sequences.methods import get_method
 from mlpswap.sequences.network import PairNetwork
@@ -37,9 +38,7 @@ class Pictured:
 
 def pictured_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At one width and the highest threshold, the entry of each of `KINDS` with the most facts."""
-    standard = [
-        row for row in rows if row.get("any") and (row["tokens"], row["labels"]) == (2 * row["d"], row["d"])
-    ]
+    standard = [row for row in rows if row.get("any") and is_standard(row)]
     if not standard:
         return []
     width = min({row["d"] for row in standard}, key=lambda d: (abs(d - WIDTH), d))

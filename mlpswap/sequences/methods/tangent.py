@@ -88,7 +88,7 @@ def tangent_network(
             best = written
         if best.accuracy < threshold <= writer.solved(written):
             best = max(best, writer.sharpened(written, threshold), key=lambda each: each.accuracy)
-        if best.accuracy >= threshold:
+        if best.accuracy >= threshold or turn == rounds - 1:
             break
         kept = writer.outer_facts(written, release=turn < rounds - 3)
         if may_miss:
