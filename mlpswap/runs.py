@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -263,11 +262,6 @@ def finite_or_null(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [finite_or_null(value) for value in content]
     return content
-
-
-def progress_interval() -> float:
-    """Seconds between updates of a progress bar: often at a terminal, seldom in a log file."""
-    return 0.1 if sys.stderr.isatty() else 10.0
 
 
 def results(kind: str, config: dict, metrics: dict, rows: list[dict], seconds: float, **more: Any) -> dict:

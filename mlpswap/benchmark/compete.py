@@ -4,9 +4,7 @@ An editor may be anybody's code. Whatever it does wrong costs its own rows and n
 says what went wrong.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mlpswap.benchmark.base import Base
 from mlpswap.benchmark.contest import Exam, Row, close_ups, failure, save_patch, with_ridge
@@ -16,6 +14,7 @@ from mlpswap.benchmark.trials import KINDS, Trials, best
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.errors import RegistryError
+from mlpswap.progress_bar import ProgressBar
 from mlpswap.registry import plug_in
 from mlpswap.runs import finite_or_null
 
@@ -27,7 +26,7 @@ def compete(
     file: Path,
     progress: Progress,
     split: str,
-    advance: Callable[[], Any],
+    bar: ProgressBar,
 ) -> tuple[list[Row], FactMLP | None]:
     """Rows of the grid with the oracle and the selected row, and the fact MLP of the oracle row, whose patch goes to `file`.
 
@@ -38,7 +37,7 @@ def compete(
     for old in (file, file.with_suffix(".json")):
         old.unlink(missing_ok=True)
     settings = [with_ridge(config, exam.statistics) for config in contender.settings]
-    trials = Trials(base, exam, contender, settings, progress, split, advance)
+    trials = Trials(base, exam, contender, settings, progress, split, bar)
     tried = trials.run()
     whole = [each for each in tried if each.row["selection"] == "grid"]
     rows = [each.row for each in sorted(tried, key=lambda each: each.place)]

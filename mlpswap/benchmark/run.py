@@ -5,12 +5,10 @@ chosen on one half of the facts and reported on the other.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
-
-from tqdm import tqdm
 
 from mlpswap.benchmark.base import Base, open_run, read_base, regime
 from mlpswap.benchmark.compete import compete
@@ -25,7 +23,8 @@ from mlpswap.config import to_plain
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.model import Patch
-from mlpswap.runs import progress_interval, results, write_json
+from mlpswap.progress_bar import ProgressBar
+from mlpswap.runs import results, write_json
 
 
 @dataclass
@@ -97,18 +96,16 @@ def run_editors(run: Run) -> tuple[list[Row], list[dict[str, Any]]]:
     total = len(splits) * sum(steps_of(len(each.settings), config.screen) for each in run.entered)
     with (
         (run.folder / "predictions.jsonl").open("w", encoding="utf-8") as predictions,
-        tqdm(
-            total=total, unit="setting", desc="editing", dynamic_ncols=True, mininterval=progress_interval()
-        ) as bar,
+        ProgressBar(total=total, unit="setting", desc="editing") as bar,
     ):
         for split in splits:
-            found, answers = run_split(run, split, labels[split.size], predictions, bar.update)
+            found, answers = run_split(run, split, labels[split.size], predictions, bar)
             rows += found
     return rows, answers
 
 
 def run_split(
-    run: Run, split: Split, label: str, predictions: TextIO, advance: Callable[..., Any]
+    run: Run, split: Split, label: str, predictions: TextIO, bar: ProgressBar
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """All editors on one split: their rows, and the answers of their best settings. Finished ones are not run again."""
     began, base = time.perf_counter(), run.base
@@ -118,15 +115,16 @@ def run_split(
     best: dict[str, FactMLP | None] = {}
     for contender in run.entered:
         name, began = contender.label, time.perf_counter()
+        bar.name(f"{name}, {label} altered")
         file = run.folder / "patches" / f"{name}_{label}.safetensors"
         if done := run.progress.find(label, name):
             found, seconds = done["rows"], done["seconds"]
             best[name] = (
                 patched_fact_mlp(base.model, Patch.load(file)) if done["patch"] else base.model.fact_mlp
             )
-            advance(steps_of(len(contender.settings), run.config.screen))
+            bar.skip(steps_of(len(contender.settings), run.config.screen))
         else:
-            found, best[name] = compete(base, exam, contender, file, run.progress, label, advance)
+            found, best[name] = compete(base, exam, contender, file, run.progress, label, bar)
             seconds = time.perf_counter() - began
             run.progress.add(label, name, rows=found, seconds=seconds, patch=file.is_file())
         run.clock(name, seconds)

@@ -5,7 +5,7 @@ As in the contest, an editor may be anybody's code: whatever it does wrong ends 
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from mlpswap.editing.evaluation import SCORER
 from mlpswap.errors import RegistryError
 from mlpswap.facts import printable
 from mlpswap.model import Patch
+from mlpswap.progress_bar import ProgressBar
 from mlpswap.randomness import generator
 from mlpswap.registry import plug_in
 from mlpswap.runs import finite_or_null
@@ -47,7 +48,7 @@ SCORES = (
 )  # fmt: skip
 
 
-def follow(course: Course, contender: Contender, file: Path, advance: Callable[[], Any]) -> list[Row]:
+def follow(course: Course, contender: Contender, file: Path, bar: ProgressBar) -> list[Row]:
     """A row for each step, up to the first that fails. The model is afterwards as it was, to the last bit.
 
     Where batches build on each other, `file` gets the patch from the unedited model to the last one.
@@ -89,7 +90,7 @@ def follow(course: Course, contender: Contender, file: Path, advance: Callable[[
             if not (collapsed and course.carry):
                 row["notes"].append(f"{label}: collapsed after batch {number + 1}: {why}")
             row["collapsed"] = collapsed = True
-        advance()
+        bar.update()
     facts = base.model.known_facts()
     try:
         with plug_in(f"{label} failed"):

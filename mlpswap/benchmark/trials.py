@@ -5,7 +5,7 @@ Where the benchmark screens, every setting is ranked on a sample of the prompts 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from mlpswap.benchmark.progress import Progress
 from mlpswap.editing import EditResult
 from mlpswap.editing.evaluation import Probes
 from mlpswap.errors import RegistryError
+from mlpswap.progress_bar import ProgressBar
 from mlpswap.registry import plug_in
 
 KEPT = 5  # settings that are scored on all prompts after a screening
@@ -54,7 +55,7 @@ def best(trials: Sequence[Trial], kind: str, count: int = 1) -> list[Trial]:
 
 @dataclass
 class Trials:
-    """All settings of a contender on one split. `advance` is called after each."""
+    """All settings of a contender on one split. `bar` is told of each."""
 
     base: Base
     exam: Exam
@@ -62,7 +63,7 @@ class Trials:
     settings: Sequence[Any]
     progress: Progress
     split: str
-    advance: Callable[[], Any]
+    bar: ProgressBar
 
     def run(self) -> list[Trial]:
         """Score every setting; with `exam.sample`, those that a screening leaves out are scored on the sample only."""
@@ -95,6 +96,7 @@ class Trials:
             if place in done:
                 trials.append(done[place])
                 stream = None  # it would give the results of places that are done
+                self.bar.skip()
             else:
                 config = self.settings[place]
                 half = result = None
@@ -116,7 +118,7 @@ class Trials:
                     self.split, label, selection=selection, place=place, rows=[row], half=half
                 )
                 self.forget(trials)
-            self.advance()
+                self.bar.update()
         return trials
 
     def edits(self, places: Sequence[int]) -> Iterator[Any]:

@@ -22,14 +22,13 @@ def sequential(
     overwrite: bool = False,
 ) -> Path:
     """Train the base if none is given, follow each editor through all batches, and write rows, patches and the report."""
-    from tqdm import tqdm
-
     from mlpswap.benchmark.base import Base, open_run, read_base, regime
     from mlpswap.benchmark.entries import contenders
     from mlpswap.benchmark.progress import Progress
     from mlpswap.benchmark.sequence import Course, make_steps
     from mlpswap.benchmark.sequential import finals, follow
-    from mlpswap.runs import progress_interval, results, write_json
+    from mlpswap.progress_bar import ProgressBar
+    from mlpswap.runs import results, write_json
 
     began = time.perf_counter()
     entered = contenders(config.editors)
@@ -49,16 +48,15 @@ def sequential(
     stages["collect"] = time.perf_counter() - began - stages["base"]
     rows: list[dict[str, Any]] = []
     total = len(course.steps) * len(entered)
-    with tqdm(
-        total=total, unit="batch", desc="editing", dynamic_ncols=True, mininterval=progress_interval()
-    ) as bar:
+    with ProgressBar(total=total, unit="batch", desc="editing") as bar:
         for contender in entered:
             name, start = contender.label, time.perf_counter()
+            bar.name(name)
             if done := progress.find(config.mode, name):
                 found, stages[name] = done["rows"], done["seconds"]
-                bar.update(len(course.steps))
+                bar.skip(len(course.steps))
             else:
-                found = follow(course, contender, folder / "patches" / f"{name}.safetensors", bar.update)
+                found = follow(course, contender, folder / "patches" / f"{name}.safetensors", bar)
                 stages[name] = time.perf_counter() - start
                 progress.add(config.mode, name, rows=found, seconds=stages[name])
             rows += found

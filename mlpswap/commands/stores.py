@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from mlpswap.commands.config import StoresConfig
 from mlpswap.config import to_plain, to_yaml
+from mlpswap.progress_bar import ProgressBar
 from mlpswap.runs import (
     default_folder,
-    progress_interval,
     results,
     run_folder,
     write_csv,
@@ -43,9 +41,7 @@ def stores(config: StoresConfig, *, config_name: str | None = None, overwrite: b
         write_text(folder / "config.yaml", to_yaml(config))
     rows: list[dict[str, Any]] = []
     capacities: list[dict[str, Any]] = []
-    for number, store in enumerate(
-        tqdm(made, unit="store", desc="filling", dynamic_ncols=True, mininterval=progress_interval())
-    ):
+    for number, store in enumerate(ProgressBar(made, unit="store", desc="filling")):
         counts = chosen_counts(store, config)
         draw = generator(config.seed, "stores", number)
         found = store.measured(counts, config.n_embd, draw, config.queries)

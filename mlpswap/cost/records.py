@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from mlpswap.cost.pool import Measure, Search, run_searches
 from mlpswap.cost.search import Outcome
 from mlpswap.errors import CheckpointError
-from mlpswap.runs import progress_interval
+from mlpswap.progress_bar import ProgressBar
 
 Builds = dict[tuple[str, int, int], Outcome]  # by the identity of the cell, size and seed
 
@@ -32,7 +30,7 @@ def run_recorded(
     found: dict[int, Any] = {}
     with (
         log.open("a", encoding="utf-8") as lines,
-        tqdm(unit="build", desc=f"0 of {len(searches)} searches", mininterval=progress_interval()) as bar,
+        ProgressBar(unit="build", desc=f"0 of {len(searches)} searches") as bar,
     ):
 
         def record(cell: Any, outcome: Outcome) -> None:

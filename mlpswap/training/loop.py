@@ -9,13 +9,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import nn
-from tqdm import tqdm
 
 from mlpswap.errors import NonFiniteError
 from mlpswap.metrics import PairScores, score_pairs
 from mlpswap.model import MlpSwapForCausalLM
+from mlpswap.progress_bar import ProgressBar
 from mlpswap.randomness import generator
-from mlpswap.runs import progress_interval
 from mlpswap.tasks import Task, TemplateTable
 from mlpswap.training.checkpoint import Progress, save_checkpoint
 from mlpswap.training.config import OptimiserOptions, TrainConfig
@@ -113,9 +112,9 @@ class Trainer:
     def run(self, start: int) -> int:
         """Train and return the number of updates done in all."""
         options = self.options
-        bar = tqdm(
+        bar = ProgressBar(
             total=options.steps, initial=start, disable=not self.accelerator.is_main_process, unit="step",
-            desc="training", dynamic_ncols=True, mininterval=progress_interval(),
+            desc="training",
         )  # fmt: skip
         began, adaptive = time.perf_counter(), None
         step, stop = start, False

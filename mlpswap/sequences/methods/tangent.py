@@ -30,7 +30,7 @@ LARGEST = 0.5  # rho
 EXACT = 0.05  # of half the spacing of labels: how well an equation is met
 SHORT = 0.5  # of half the spacing: how far a released fact may fall short
 SOLVES = 4  # for one set of facts, until rho fits
-REWEIGHTINGS = 8  # at most, where float32 misses facts whose equations are met
+REWEIGHTINGS = 8  # at most in one build, where float32 misses facts whose equations are met
 MOST = 1.1  # times the independent equations: more are not tried at length
 LIKELY = 4.0  # how much rather a fact of an outermost label is given up: it may still be right without its equation
 
@@ -132,6 +132,7 @@ class _Writer:
         self.half = half_spacing(self.positions)[facts.label]
         top, bottom = facts.label == facts.labels - 1, facts.label == 0
         self.outward = top.double() - bottom.double()
+        self.reweightings = REWEIGHTINGS
         self.free()
 
     def free(self) -> None:
@@ -171,7 +172,8 @@ class _Writer:
     def sharpened(self, written: _Written, threshold: float) -> _Written:
         """The same facts by reweighted solves, as long as they help and `threshold` is not reached."""
         best = written
-        for _ in range(REWEIGHTINGS):
+        while self.reweightings:
+            self.reweightings -= 1
             self.reweight(best)
             again = self.write(best.held)
             if again.accuracy > best.accuracy:
