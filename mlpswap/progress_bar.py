@@ -19,8 +19,9 @@ class ProgressBar(tqdm):
 
     def skip(self, count: int = 1) -> None:
         """Count steps that are known from an earlier part of the run."""
-        self.initial += count
-        self.update(count)
+        if not self.disable:
+            self.initial += count
+            self.update(count)
 
     def name(self, what: str) -> None:
         """Say at once what is being done."""

@@ -199,6 +199,21 @@ def test_two_searches_share_a_build():
     assert len(known) == 1
 
 
+def test_large_searches_go_first_and_one_that_has_begun_goes_on():
+    """Left for the end, what takes longest would have one process only."""
+    built = []
+    searches = [
+        (cell(name=name), verify(46, seeds, smaller=False))
+        for name, seeds in (("a", [0, 1]), ("large", [2, 3]))
+    ]
+    found = run_searches(
+        searches, {}, workers=1, seconds=60,
+        record=lambda cell, outcome: built.append((cell.name, outcome.seed)), size_of=lambda cell: len(cell.name),
+    )  # fmt: skip
+    assert [number for number, _ in found] == [1, 0]
+    assert built == [("large", 2), ("large", 3), ("a", 0), ("a", 1)]
+
+
 def test_what_is_known_is_not_built():
     done = build_and_measure(cell(), 46, 0)
     ((_, found),) = run_searches(

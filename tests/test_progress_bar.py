@@ -11,6 +11,7 @@ def test_what_an_earlier_run_did_is_no_pace_of_this_one():
         told = bar.format_meter(**bar.format_dict | {"elapsed": 4.0})
     assert "8/10" in told
     assert "<00:04" in told
+    ProgressBar(total=10, disable=True).skip(6)  # a process that shows nothing
 
 
 def test_the_time_left_follows_the_mean_pace_and_not_the_last_step():

@@ -10,18 +10,21 @@ from mlpswap_baselines.memit import Memit, MemitConfig, memit_delta
 from mlpswap.benchmark.base import Base, the_task
 from mlpswap.benchmark.config import SequentialConfig
 from mlpswap.benchmark.entries import contenders
+from mlpswap.benchmark.halfway import Halfway
+from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.sequence import Course, make_steps
 from mlpswap.benchmark.sequential import finals, follow
 from mlpswap.benchmark.splits import preserved_statistics, requests_of
 from mlpswap.cli import main
 from mlpswap.commands.sequential import sequential
 from mlpswap.config import load_config
-from mlpswap.editing import HostAdapter, exact, statistics_of
+from mlpswap.editing import EditorState, HostAdapter, exact, statistics_of
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.editing.locality import answers, mean_kl, nearest_cosine
 from mlpswap.errors import ConfigError, FactsError
 from mlpswap.model import MlpSwapForCausalLM, Patch
 from mlpswap.model.patch import same_bits
+from mlpswap.progress_bar import ProgressBar
 from tests import test_report
 from tests.hosts import small_host
 
@@ -56,7 +59,10 @@ def _follow(base, entry, tmp_path, **options):
     (contender,) = contenders([entry])
     file = tmp_path / "patch.safetensors"
     file.unlink(missing_ok=True)
-    rows = follow(Course.of(base, config(**options)), contender, file, lambda: None)
+    course = Course.of(base, config(**options))
+    halfway = Halfway(Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway")
+    rows = follow(course, contender, file, halfway, ProgressBar(disable=True))
+    halfway.progress.path.unlink()
     return rows, Patch.load(file) if file.exists() else None
 
 
@@ -353,26 +359,73 @@ def test_a_broken_editor_ends_its_own_sequence_only(trained, tmp_path, plugged):
     assert (folder / "report.html").exists()
 
 
-def test_an_interrupted_run_goes_on_with_the_next_editor(trained, tmp_path, monkeypatch):
-    from mlpswap_baselines.rome import Rome
-
-    def stopped(self, *args, **kwargs):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("mode", ["sequential", "independent"])
+def test_an_interrupted_run_goes_on_with_the_next_batch(trained, tmp_path, monkeypatch, mode):
+    """To the last bit, with what the editor carries from batch to batch."""
     words = [
         "report=false",
-        "editors=[{name: swap, construction: hebbian}, {name: rome, steps: 50, lr: 0.5}]",
+        "batches=4",
+        f"mode={mode}",
+        f"editors={json.dumps([EVERY[-1], EVERY[2]])}",  # swap, and MEMIT with its cache
     ]
+    edit, calls = Memit.edit, []
+
+    def stopped(self, *args, **kwargs):
+        calls.append(kwargs["state"])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return edit(self, *args, **kwargs)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Rome, "edit", stopped)
+        patch.setattr(Memit, "edit", stopped)
         with pytest.raises(KeyboardInterrupt):
             _run(tmp_path / "run", trained, *words)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["editor"] for line in lines] == ["swap"]
-    _run(tmp_path / "run", trained, *words, resume=True)
+    assert [json.loads(line)["editor"] for line in lines] == ["swap", "memit", "memit"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Memit, "edit", stopped)
+        _run(tmp_path / "run", trained, *words, resume=True)
+    assert len(calls) == 3 + 2
     _run(tmp_path / "whole", trained, *words)
     one, other = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
     assert _scores(one["rows"]) == _scores(other["rows"])
+    assert sorted(path.name for path in (tmp_path / "run" / "patches").glob("*")) == sorted(
+        path.name for path in (tmp_path / "whole" / "patches").glob("*")
+    )
+    if mode == "sequential":
+        patches = (Patch.load(tmp_path / name / "patches" / "memit.safetensors") for name in ("run", "whole"))
+        first, second = (patch.changes[0].new["down.weight"] for patch in patches)
+        assert same_bits(first, second)
+
+
+def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
+    """An editor that carries something of its own begins anew."""
+
+    class Own(EditorState):
+        pass
+
+    (contender,) = contenders([EVERY[2]])
+    course = Course.of(base, config())
+    halfway = Halfway(Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway")
+    halfway.add({"batch": 1, "error": None}, None, Own({}))
+    assert halfway.rows() == []
+    halfway.add({"batch": 1, "error": None}, None, EditorState({}))
+    assert len(halfway.rows()) == 1
+
+
+def test_a_damaged_file_of_an_interrupted_run_is_named(trained, base, tmp_path, capsys):
+    words = ["report=false", "editors=[{name: memit, cache: true, steps: 10, lr: 0.5}]"]
+    folder = _run(tmp_path / "run", trained, *words)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    row = lines[0]["rows"][0]
+    (folder / "results.json").unlink()
+    progress = Progress(folder, base.fingerprint)
+    progress.lines = []
+    progress.add_setting("sequential", "memit", rows=[row])
+    progress.lines = progress.lines[-1:]
+    progress._write()
+    assert main(["sequential", "--resume", f"output_dir={folder}"]) == 2
+    assert "batch_0001.safetensors cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

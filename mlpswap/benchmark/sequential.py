@@ -6,6 +6,7 @@ As in the contest, an editor may be anybody's code: whatever it does wrong ends 
 import logging
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mlpswap.benchmark.contest import (
     with_ridge,
 )
 from mlpswap.benchmark.entries import Contender
+from mlpswap.benchmark.halfway import Halfway
 from mlpswap.benchmark.sequence import Course
 from mlpswap.benchmark.splits import requests_of
 from mlpswap.editing import EditorState
@@ -48,19 +50,28 @@ SCORES = (
 )  # fmt: skip
 
 
-def follow(course: Course, contender: Contender, file: Path, bar: ProgressBar) -> list[Row]:
+def follow(
+    course: Course, contender: Contender, file: Path, halfway: Halfway, bar: ProgressBar
+) -> list[Row]:
     """A row for each step, up to the first that fails. The model is afterwards as it was, to the last bit.
 
-    Where batches build on each other, `file` gets the patch from the unedited model to the last one.
+    Where batches build on each other, `file` gets the patch from the unedited model to the last one. Steps that `halfway`
+    knows are not done again.
     """
     base, label = course.base, contender.label
     (config,) = contender.settings
     config = with_ridge(config, course.statistics)
-    rows: list[Row] = []
+    rows = halfway.rows()
     patches: list[Patch] = []
     state: EditorState | None = None
-    collapsed = False
-    for number in range(len(course.steps)):
+    if rows and course.carry:
+        patches, state = list(halfway.patches()), halfway.state()
+        for patch in patches:
+            patch.apply(base.model)
+        mlp = deepcopy(base.model.fact_mlp)
+    bar.skip(len(rows))
+    collapsed = any(row["collapsed"] for row in rows)
+    for number in range(len(rows), len(course.steps)):
         row = blank_row(course, label, config, number)
         rows.append(row)
         try:
@@ -90,6 +101,7 @@ def follow(course: Course, contender: Contender, file: Path, bar: ProgressBar) -
             if not (collapsed and course.carry):
                 row["notes"].append(f"{label}: collapsed after batch {number + 1}: {why}")
             row["collapsed"] = collapsed = True
+        halfway.add(row, patches[-1] if course.carry else None, state)
         bar.update()
     facts = base.model.known_facts()
     try:

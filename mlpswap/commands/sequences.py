@@ -96,8 +96,9 @@ def sequences(
     if known:
         logger.warning("resuming %s: %d probes are done", folder, len(known))
     found = run_recorded(
-        log, plan.searches, known, measure=plan.measure, workers=config.workers, seconds=config.probe_seconds
-    )
+        log, plan.searches, known, measure=plan.measure, workers=config.workers, seconds=config.probe_seconds,
+        size_of=lambda cell: cell.d,
+    )  # fmt: skip
     rows = plan.rows(found)
     table = plan.markdown(rows)
     metrics = {

@@ -24,6 +24,7 @@ def sequential(
     """Train the base if none is given, follow each editor through all batches, and write rows, patches and the report."""
     from mlpswap.benchmark.base import Base, open_run, read_base, regime
     from mlpswap.benchmark.entries import contenders
+    from mlpswap.benchmark.halfway import Halfway
     from mlpswap.benchmark.progress import Progress
     from mlpswap.benchmark.sequence import Course, make_steps
     from mlpswap.benchmark.sequential import finals, follow
@@ -56,9 +57,12 @@ def sequential(
                 found, stages[name] = done["rows"], done["seconds"]
                 bar.skip(len(course.steps))
             else:
-                found = follow(course, contender, folder / "patches" / f"{name}.safetensors", bar)
+                file = folder / "patches" / f"{name}.safetensors"
+                halfway = Halfway(progress, config.mode, name, file.with_suffix(""))
+                found = follow(course, contender, file, halfway, bar)
                 stages[name] = time.perf_counter() - start
                 progress.add(config.mode, name, rows=found, seconds=stages[name])
+                halfway.clear()
             rows += found
     metrics = {
         f"{row['editor']}_{name}": row[name]

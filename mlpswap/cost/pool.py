@@ -1,5 +1,6 @@
 """Searches side by side: each process builds one MLP at a time on one thread, and is ended if that takes too long."""
 
+import heapq
 import logging
 import multiprocessing
 import os
@@ -90,14 +91,18 @@ def run_searches(
     workers: int,
     seconds: float,
     record: Callable[[Any, Outcome], None],
+    size_of: Callable[[Any], float] = lambda cell: 0.0,
 ) -> Iterator[tuple[int, Any]]:
     """Drive all searches and yield (number, what it returned) as each ends.
+
+    A search goes on before a later one begins, those of large cells first: what takes longest must not be left for the end,
+    when it has one process only. `size_of` a cell is any number that grows with it.
 
     A build that is `known` is not done again; `record` is told of every new one, in the order in which they end, and
     adds it there. A build of more than `seconds` is ended, with accuracy None. A search ends at an error with a
     `Found` of the status "error".
     """
-    pending: deque[tuple[int, Cell, int, int]] = deque()
+    pending: list[tuple[float, int, Cell, int, int]] = []  # a heap; the first two say who is next
     ended: deque[tuple[int, Any]] = deque()
 
     def advance(number: int, outcome: Outcome | None) -> None:
@@ -111,7 +116,7 @@ def run_searches(
                 size, seed = next(probes) if outcome is None else probes.send(outcome)
                 outcome = known.get((cell.identity, size, seed))
                 if outcome is None:
-                    pending.append((number, cell, size, seed))
+                    heapq.heappush(pending, (-size_of(cell), number, cell, size, seed))
                     return
         except StopIteration as stop:
             ended.append((number, stop.value))
@@ -131,11 +136,11 @@ def run_searches(
             while ended:
                 yield ended.popleft()
             while pending:
-                number, cell, size, seed = pending[0]
+                _, number, cell, size, seed = pending[0]
                 if (
                     outcome := known.get((cell.identity, size, seed))
                 ) is not None:  # built for another search since
-                    pending.popleft()
+                    heapq.heappop(pending)
                     advance(number, outcome)
                     continue
                 for worker in [each for each in team if each.task is None and not each.process.is_alive()]:
@@ -146,7 +151,8 @@ def run_searches(
                     team.append(idle := Worker(measure))
                 if idle is None:
                     break
-                idle.start(*pending.popleft())
+                heapq.heappop(pending)
+                idle.start(number, cell, size, seed)
             busy = [worker for worker in team if worker.task]
             ready = wait([worker.pipe for worker in busy], timeout=TICK)
             for worker in busy:

@@ -22,8 +22,11 @@ def run_recorded(
     measure: Measure,
     workers: int | None,
     seconds: float,
+    size_of: Callable[[Any], float] = lambda cell: 0.0,
 ) -> dict[int, Any]:
     """Run all searches side by side and return what each found; every build is added to `known` and to the file `log`.
+
+    Searches of large cells go first, as `size_of` says.
 
     Cells are dataclasses with `name`, `identity` and `to_dict`. workers: null means one per CPU.
     """
@@ -49,6 +52,7 @@ def run_recorded(
             workers=workers or os.cpu_count() or 1,
             seconds=seconds,
             record=record,
+            size_of=size_of,
         ):
             found[number] = result
             bar.set_description(f"{len(found)} of {len(searches)} searches", refresh=False)
