@@ -73,7 +73,7 @@ def tangent_network(
 
     The float32 network with the best accuracy found; the search ends once it has `threshold`. Each of `reweightings`
     further solves then lets those weights move less whose gates limit the correction, and rho grows; where digits lack,
-    there are as many as it takes.
+    there are some in any case.
     """
     writer = _Writer(base, facts)
     held = torch.ones(len(facts), dtype=torch.bool)
@@ -86,7 +86,8 @@ def tangent_network(
         written = writer.write(held)
         if best is None or written.accuracy > best.accuracy:
             best = written
-        if best.accuracy < threshold <= writer.solved(written):
+        last = not may_miss or turn >= rounds - 4  # all that may miss has been given up, which costs less
+        if last and best.accuracy < threshold <= writer.solved(written):
             best = max(best, writer.sharpened(written, threshold), key=lambda each: each.accuracy)
         if best.accuracy >= threshold or turn == rounds - 1:
             break
