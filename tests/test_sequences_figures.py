@@ -56,6 +56,7 @@ LARGE = [
     ("permuted_knots", 32, 3300, 0.9),
     ("permuted_knots", 64, 9600, 1.0),
     ("permuted_knots", 64, 10800, 0.9),
+    ("permuted_knots", 128, 20000, 1.0),
 ]
 
 
