@@ -60,7 +60,9 @@ def _follow(base, entry, tmp_path, **options):
     file = tmp_path / "patch.safetensors"
     file.unlink(missing_ok=True)
     course = Course.of(base, config(**options))
-    halfway = Halfway(Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway")
+    halfway = Halfway(
+        Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway"
+    )
     rows = follow(course, contender, file, halfway, ProgressBar(disable=True))
     halfway.progress.path.unlink()
     return rows, Patch.load(file) if file.exists() else None
@@ -406,7 +408,9 @@ def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
 
     (contender,) = contenders([EVERY[2]])
     course = Course.of(base, config())
-    halfway = Halfway(Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway")
+    halfway = Halfway(
+        Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway"
+    )
     halfway.add({"batch": 1, "error": None}, None, Own({}))
     assert halfway.rows() == []
     halfway.add({"batch": 1, "error": None}, None, EditorState({}))

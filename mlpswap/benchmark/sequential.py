@@ -50,9 +50,7 @@ SCORES = (
 )  # fmt: skip
 
 
-def follow(
-    course: Course, contender: Contender, file: Path, halfway: Halfway, bar: ProgressBar
-) -> list[Row]:
+def follow(course: Course, contender: Contender, file: Path, halfway: Halfway, bar: ProgressBar) -> list[Row]:
     """A row for each step, up to the first that fails. The model is afterwards as it was, to the last bit.
 
     Where batches build on each other, `file` gets the patch from the unedited model to the last one. Steps that `halfway`
