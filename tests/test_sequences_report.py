@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mlpswap.errors import CheckpointError
-from mlpswap.report import write_report
+from mlpswap.report import sequences_figures, write_report
 from mlpswap.report.sequences_figures import facts_by_method, varied_sizes
 from mlpswap.sequences.ablation.config import AblationConfig
 from mlpswap.sequences.ablation.run import cells_of, rows_of, search_of
@@ -153,6 +153,14 @@ def test_a_law_is_found_again():
     assert fit_law({16: 500.0}) is None
     assert fit_law({16: 500.0, 32: 0}) is None
     assert law(math.e) == pytest.approx(2.5 * math.e**1.9)
+
+
+def test_a_law_is_drawn_as_far_as_its_facts_go(monkeypatch):
+    """Beyond, it would look like a result."""
+    drawn = []
+    monkeypatch.setattr(sequences_figures, "_draw_law", lambda axes, law, sizes, **style: drawn.append(sizes))
+    sequences_figures.growth_picture([*ROWS, row("other", "trained", 32, 1.0, 2000)], 1.0, "facts")
+    assert drawn[:3] == [[8, 16], [16], [32]]
 
 
 def test_other_vocabularies_are_no_part_of_a_law():

@@ -27,7 +27,7 @@ INK, GRID, PAPER = "#1f2328", "#d4dae1", "#fefefe"
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"}
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; markers and dashes differ as well.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
 _STYLE = {

@@ -30,7 +30,7 @@ def growth_picture(rows: Rows, threshold: float, name: str) -> Picture | None:
         for place, (method, found) in enumerate(facts.items()):
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
             axes.plot(list(found), list(found.values()), marker, color=colour, label=label(method, 32))
-            _draw_law(axes, fit_law(found), sizes, color=colour)
+            _draw_law(axes, fit_law(found), sorted(found), color=colour)
         for dash, series in zip(DASHES, LAWS, strict=True):
             published = {
                 d: n for d, (n, *_) in PUBLISHED[series].get(threshold, {}).items() if n and d in sizes
@@ -51,7 +51,7 @@ def growth_picture(rows: Rows, threshold: float, name: str) -> Picture | None:
             name,
             drawn,
             alt=f"Facts over the width, with {stored}: {listed(ends)}.",
-            caption=f"Largest number of facts with {stored}. Marks are measured, lines a d^p / ln d fitted to them; crosses "
+            caption=f"Largest number of facts with {stored}. Marks are measured, lines a d^p / ln d fitted to them, as far as they go; crosses "
             "and broken lines are the published figures and laws.",
         )
 
@@ -201,7 +201,7 @@ def scaling_picture(rows: Rows) -> Picture | None:
             style: dict[str, Any] = {"color": COLOURS[place]}
             best = {row["d"]: max(row["any"]) for row in mine}
             law = fit_law({d: count for d, count in best.items()})
-            _draw_law(axes, law, sizes, **style)
+            _draw_law(axes, law, sorted(best), **style)
             for row in mine:
                 axes.plot([row["d"]] * len(row["any"]), row["any"], MARKERS[place], **style)
                 if row["published_any"]:
