@@ -51,8 +51,8 @@ def growth_picture(rows: Rows, threshold: float, name: str) -> Picture | None:
             name,
             drawn,
             alt=f"Facts over the width, with {stored}: {listed(ends)}.",
-            caption=f"Largest number of facts with {stored}. Marks are measured, lines a d^p / ln d fitted to them, as far as they "
-            "go; crosses and broken lines are the published figures and laws.",
+            caption=f"Largest number of facts with {stored}. Marks are measured, lines a d^p / ln d fitted to them, as far as "
+            "they go; crosses and broken lines are the published figures and laws.",
         )
 
 
