@@ -178,6 +178,14 @@ def test_below_full_accuracy_more_facts_are_stored():
     assert found[0.9] >= 0.9 > found[1.0]
 
 
+@pytest.mark.parametrize(("width", "count"), [(64, 8), (128, 3)])
+def test_a_token_none_of_whose_facts_is_watched_is_no_trouble(width, count):
+    """Large vocabularies have second tokens that the choice of knots does not watch."""
+    facts = draw_pair_facts(count, 2 * width, width)
+    (network,) = PermutedKnots().build(facts, width, PermutedKnotsConfig(), [generator(0)])
+    assert network.accuracy(facts) == 1
+
+
 def test_tokens_without_facts_and_single_labels_are_no_trouble():
     facts = PairFacts(torch.tensor([0, 3]), torch.tensor([1, 1]), torch.tensor([0, 0]), 5, 1)
     (network,) = PermutedKnots().build(facts, 8, PermutedKnotsConfig(), [generator(0, "few")])

@@ -79,7 +79,7 @@ class _Covariance:
         factor = torch.linalg.cholesky(total)
         best = int(factor.diagonal(dim1=1, dim2=2).log().sum(1).argmax())
         across = torch.zeros(len(self.matrix), count, dtype=torch.float64)
-        columns = self.matrix[:, at].reshape(-1, size, self.width)
+        columns = self.matrix[:, at].reshape(len(self.matrix), size, self.width)
         across[:, seen] = torch.einsum("cni,ni->cn", columns, watched[best])
         self.matrix -= across @ torch.cholesky_solve(across.T, factor[best])
         return best
