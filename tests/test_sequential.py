@@ -406,11 +406,7 @@ def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
     class Own(EditorState):
         pass
 
-    (contender,) = contenders([EVERY[2]])
-    course = Course.of(base, config())
-    halfway = Halfway(
-        Progress(tmp_path, base.fingerprint), course.mode, contender.label, tmp_path / "halfway"
-    )
+    halfway = Halfway(Progress(tmp_path, base.fingerprint), "sequential", "own", tmp_path / "halfway")
     halfway.add({"batch": 1, "error": None}, None, Own({}))
     assert halfway.rows() == []
     halfway.add({"batch": 1, "error": None}, None, EditorState({}))
@@ -425,9 +421,8 @@ def test_a_damaged_file_of_an_interrupted_run_is_named(trained, base, tmp_path, 
     (folder / "results.json").unlink()
     progress = Progress(folder, base.fingerprint)
     progress.lines = []
-    progress.add_setting("sequential", "memit", rows=[row])
-    progress.lines = progress.lines[-1:]
     progress._write()
+    progress.add_setting("sequential", "memit", rows=[row])
     assert main(["sequential", "--resume", f"output_dir={folder}"]) == 2
     assert "batch_0001.safetensors cannot be read" in capsys.readouterr().err
 

@@ -62,7 +62,7 @@ class Halfway:
         self._state(number - 1).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """The editor is through, or begins anew."""
+        """The editor is through: its own line stands in `progress`."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _patch(self, number: int) -> Path:

@@ -200,7 +200,7 @@ def scaling_picture(rows: Rows) -> Picture | None:
             mine = sorted((row for row in own if row["name"] == name), key=lambda row: row["d"])
             style: dict[str, Any] = {"color": COLOURS[place]}
             best = {row["d"]: max(row["any"]) for row in mine}
-            law = fit_law({d: count for d, count in best.items()})
+            law = fit_law(best)
             _draw_law(axes, law, sorted(best), **style)
             for row in mine:
                 axes.plot([row["d"]] * len(row["any"]), row["any"], MARKERS[place], **style)
