@@ -65,6 +65,9 @@ def test_published_runs(cases, name, run):
     if run["outcome"] == "ok":
         wanted = case.tensors[run["tensor"]] - case.W
         assert (delta - wanted).norm() <= case.tolerance * wanted.norm()
+        print(
+            f"relative error of {name} {run['tag']}: {(delta - wanted).norm() / wanted.norm().clamp(min=1e-300):.1e}"
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

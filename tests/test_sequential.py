@@ -12,8 +12,9 @@ from mlpswap.benchmark.config import SequentialConfig
 from mlpswap.benchmark.entries import contenders
 from mlpswap.benchmark.halfway import Halfway
 from mlpswap.benchmark.progress import Progress
+from mlpswap.benchmark.retention import finals
 from mlpswap.benchmark.sequence import Course, make_steps
-from mlpswap.benchmark.sequential import finals, follow
+from mlpswap.benchmark.sequential import follow
 from mlpswap.benchmark.splits import preserved_statistics, requests_of
 from mlpswap.cli import main
 from mlpswap.commands.sequential import sequential

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlpswap.benchmark.base import Base
 from mlpswap.benchmark.config import SequentialConfig
+from mlpswap.benchmark.retention import LOCAL
 from mlpswap.benchmark.splits import Edits, edit_templates, preserved_statistics
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing import SecondMoment
@@ -27,24 +28,7 @@ from mlpswap.facts import FactSet
 from mlpswap.randomness import generator
 from mlpswap.tasks import Task
 
-LOCAL = 2048  # rows on which distributions are compared: preserved prompts, and tokens that are no values
 QUARTERS = 4  # of the preserved facts, by how near their keys come to an edited one
-
-DEFINITIONS: dict[str, str] = {
-    "immediate_efficacy": "efficacy of a batch's own edits, scored right after that batch",
-    "immediate_paraphrase": "paraphrase of a batch's own edits, scored right after that batch",
-    "retained_efficacy": "efficacy of all edits so far, scored now; a later edit of a fact replaces the earlier one",
-    "retained_paraphrase": "paraphrase of all edits so far, scored now",
-    "agreement": "share of preserved facts whose edit prompt is answered as the unedited model answers it, right or wrong",
-    "kl": f"mean KL(unedited || edited) of the next token there, in nats, on at most {LOCAL} of these prompts",
-    "agreement_language": f"agreement on at most {LOCAL} tokens that are no values",
-    "kl_language": "kl on the same tokens",
-    "specificity_change_by_distance": "specificity less that of the unedited model, for quarters of the preserved facts: "
-    "from those whose keys are farthest (by cosine) from any edited key to the nearest",
-    "weight_change": "||W_t - W_0|| / ||W_0|| of the down-projection, Frobenius norm",
-    "null_dimension": "AlphaEdit's q: directions in which it may write",
-    "cache_rank": "rank of the summed outer products of all keys edited so far, which the editor carries along",
-}
 
 
 def make_steps(task: Task, config: SequentialConfig) -> list[Edits]:

@@ -5,7 +5,6 @@ As in the contest, an editor may be anybody's code: whatever it does wrong ends 
 
 import logging
 import time
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from mlpswap.benchmark.contest import (
 )
 from mlpswap.benchmark.entries import Contender
 from mlpswap.benchmark.halfway import Halfway
+from mlpswap.benchmark.retention import collapse
 from mlpswap.benchmark.sequence import Course
 from mlpswap.benchmark.splits import requests_of
 from mlpswap.editing import EditorState
@@ -37,12 +37,6 @@ from mlpswap.runs import finite_or_null
 
 logger = logging.getLogger(__name__)
 
-# A model beyond one of these has been ruined rather than edited.
-LEAST_SPECIFICITY, MOST_NONFACT_CE = 0.5, 1.5
-COLLAPSE = (
-    f"a model counts as collapsed once its specificity is below {LEAST_SPECIFICITY}, or the cross-entropy of its other tokens "
-    f"above {MOST_NONFACT_CE} times that of the unedited model"
-)
 SCORES = (
     "immediate_efficacy", "immediate_paraphrase", "retained_efficacy", "retained_paraphrase", "specificity",
     "nonfact_ce_ratio", "nonfact_word_ce_ratio", "nonfact_ppl_ratio", "agreement", "kl", "agreement_language",
@@ -150,19 +144,3 @@ def cache_rank(state: EditorState | None) -> int | None:
     if state is None or not state.caches:
         return None
     return max(int(torch.linalg.matrix_rank(cache, hermitian=True)) for cache in state.caches.values())
-
-
-def collapse(row: Mapping[str, Any]) -> str | None:
-    """By which of the two limits the model has collapsed, or None."""
-    specificity, ratio = row["specificity"], row["nonfact_ce_ratio"]
-    if specificity < LEAST_SPECIFICITY:  # never true of NaN: nothing is preserved
-        return f"specificity {specificity:.3f} is below {LEAST_SPECIFICITY}"
-    if not ratio <= MOST_NONFACT_CE:
-        return f"the cross-entropy of other tokens is {ratio:.3g} times that of the unedited model, above {MOST_NONFACT_CE}"
-    return None
-
-
-def finals(rows: list[Row]) -> list[Row]:
-    """Each editor's last measured row. Where batches are independent, that of the last batch."""
-    last = {row["editor"]: row for row in rows if not row["error"]}
-    return list(last.values())

@@ -83,7 +83,7 @@ def _presets() -> None:
 
 
 def _metrics() -> None:
-    from mlpswap.benchmark.sequence import DEFINITIONS as SEQUENTIAL
+    from mlpswap.benchmark.retention import DEFINITIONS as SEQUENTIAL
     from mlpswap.editing.evaluation import DEFINITIONS as EDITING
     from mlpswap.metrics import DEFINITIONS
 

@@ -26,8 +26,9 @@ def sequential(
     from mlpswap.benchmark.entries import contenders
     from mlpswap.benchmark.halfway import Halfway
     from mlpswap.benchmark.progress import Progress
+    from mlpswap.benchmark.retention import finals
     from mlpswap.benchmark.sequence import Course, make_steps
-    from mlpswap.benchmark.sequential import finals, follow
+    from mlpswap.benchmark.sequential import follow
     from mlpswap.progress_bar import ProgressBar
     from mlpswap.runs import results, write_json
 

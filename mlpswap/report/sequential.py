@@ -6,8 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mlpswap.benchmark.sequence import DEFINITIONS
-from mlpswap.benchmark.sequential import COLLAPSE, LEAST_SPECIFICITY, MOST_NONFACT_CE, finals
+from mlpswap.benchmark.retention import COLLAPSE, DEFINITIONS, LEAST_SPECIFICITY, MOST_NONFACT_CE, finals
 from mlpswap.editing.evaluation import DEFINITIONS as EDITING
 from mlpswap.report.benchmark import setting
 from mlpswap.report.benchmark_figures import Editors
