@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlpswap.errors import CheckpointError, MlpSwapError, RunFolderError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCHEMA = 1
 _EARLY = {"checkpoints", "base"}  # what a run may have written before its config.yaml
@@ -35,34 +38,41 @@ def default_folder(config_name: str | None, verb: str) -> Path:
 def run_folder(
     path: str | Path,
     *,
-    resume: bool = False,
+    resume: bool | None = None,
     overwrite: bool = False,
     inputs: tuple[str | Path | None, ...] = (),
 ) -> Iterator[Path]:
     """Create the folder of a run, or take it up again, and yield it while the run gets ready.
 
     With `overwrite` an earlier run is moved aside, to `.NAME.replaced`; it comes back if the block fails, and is deleted when
-    the block is left. A new folder goes, too, if the block fails before it has written `config.yaml`. `inputs` are files
-    or folders that the new run reads, which must lie elsewhere.
+    the block is left. After a kill it stays there until another block is left, and comes back where the killed run has no
+    `config.yaml` yet. A new folder goes, too, if the block fails before it has written one. `inputs` are files or folders
+    that the new run reads, which must lie elsewhere. `resume` is None for a run that cannot be resumed.
 
     Raises `RunFolderError` in the first second, rather than at the end, if the folder cannot be written, if it holds a finished
     run and neither `resume` nor `overwrite` is set, or if it holds an unfinished run that would be mixed up with a new one.
     """
     folder = Path(path)
-    aside = folder.with_name(f".{folder.name}.replaced")
+    whole = Path(os.path.abspath(folder))
+    aside = whole.parent / f".{whole.name}.replaced"
     if resume and overwrite:
         raise RunFolderError("--resume and --overwrite exclude each other")
     with _usable(folder):
         if folder.exists() and not folder.is_dir():
             raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
-        if aside.is_dir() and not folder.exists():  # killed after moving the earlier run aside
+        if aside.is_dir() and not (folder / "config.yaml").is_file():  # killed before the new run had begun
+            shutil.rmtree(folder, ignore_errors=True)
             os.rename(aside, folder)
         moved = overwrite and folder.exists()
         fresh = not folder.exists()
         if moved:
             _require_replaceable(folder, inputs)
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(folder, aside)
+            if (
+                aside.is_dir()
+            ):  # the earlier run is the one aside: what a killed one has left in its place is no loss
+                shutil.rmtree(folder)
+            else:
+                os.rename(folder, aside)
     try:
         with _usable(folder):
             _open(folder, resume)
@@ -73,8 +83,7 @@ def run_folder(
         if moved:
             os.rename(aside, folder)
         raise
-    if moved:
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
@@ -101,7 +110,7 @@ def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) ->
             )
 
 
-def _open(folder: Path, resume: bool) -> None:
+def _open(folder: Path, resume: bool | None) -> None:
     begun = (folder / "config.yaml").exists()
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     foreign = [name for name in names if name not in _EARLY and not _LEFT_OVER.fullmatch(name)]
@@ -115,9 +124,8 @@ def _open(folder: Path, resume: bool) -> None:
                 f"output_dir {folder} holds a finished run; choose another, or pass --overwrite"
             )
         if begun:
-            raise RunFolderError(
-                f"output_dir {folder} holds an unfinished run; pass --resume to go on or --overwrite to start again"
-            )
+            way = "--overwrite" if resume is None else "--resume to go on or --overwrite"
+            raise RunFolderError(f"output_dir {folder} holds an unfinished run; pass {way} to start again")
     for path in list(folder.rglob(".*")):
         if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -206,6 +214,30 @@ def write_text(path: str | Path, text: str) -> None:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_tensors(
+    path: str | Path, tensors: "dict[str, Tensor]", about: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file atomically, with `about` as its metadata, for the same readers as any other file.
+
+    Raises `RunFolderError` when it cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        with replacing(path) as temporary:
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            save_file(
+                {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, about
+            )
+            temporary.chmod(mode)  # safetensors lets the owner alone read it
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -11,9 +11,11 @@ from mlpswap_baselines.rome import Rome
 from mlpswap.benchmark.base import the_task
 from mlpswap.benchmark.config import BenchmarkConfig
 from mlpswap.benchmark.contest import with_ridge
+from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.run import benchmark
 from mlpswap.benchmark.splits import make_split
 from mlpswap.benchmark.ties import TIE_RULE
+from mlpswap.cli import main
 from mlpswap.config import load_config
 from mlpswap.editing import SecondMoment
 from mlpswap.editing.swap import Swap
@@ -188,6 +190,69 @@ def test_a_base_whose_own_run_is_damaged_is_refused_at_once(trained, tmp_path, f
     with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
         _benchmark(tmp_path / "run", tmp_path / "base", "splits=[{altered: 3}]")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_host_that_was_edited_is_a_base_too(trained, tmp_path, capsys):
+    """Its folder tells of an edit, not of the training that the report would show."""
+    (book, author), *others = MlpSwapForCausalLM.from_pretrained(trained / "model").facts.pairs()
+    changes = json.dumps({book: next(other for _, other in others if other != author)})
+    edited = tmp_path / "edited"
+    words = [f"model={trained}", f"changes={changes}", "editor={name: swap}", f"output_dir={edited}"]
+    assert main(["edit", *words]) == 0
+    folder = _benchmark(tmp_path / "run", edited, "splits=[{altered: 3}]", "report=true")
+    assert (folder / "report.html").is_file()
+    assert json.loads((folder / "results.json").read_text())["base"] is None
+
+
+def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys):
+    """Whatever is wrong with them, and by whichever verb the report is written."""
+    shutil.copytree(trained, tmp_path / "base")
+    results = json.loads((tmp_path / "base" / "results.json").read_text())
+    (tmp_path / "base" / "results.json").write_text(json.dumps(results | {"templates": None}))
+    words = [
+        f"model={tmp_path / 'base'}",
+        f"output_dir={tmp_path / 'run'}",
+        "splits=[{altered: 3}]",
+        "editors=[{name: swap}]",
+    ]
+    assert main(["benchmark", *words]) == 2
+    assert "run/results.json cannot be shown" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").is_file()
+
+
+GOOD = {"event": "setting", "model": "m", "split": "3", "editor": "e", "rows": [{"error": None}]}
+STRANGE = [
+    b"5", b"null", b"[]", b"{}", b'{"event": "edi', '{"a": "é'.encode()[:-1], b"\xff\xfe", b"[" * 100_000,
+    *(json.dumps(GOOD | change).encode() for change in (
+        {"rows": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"event": "editor"}, {"model": 3},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", STRANGE)
+def test_lines_of_another_form_are_dropped_and_counted(tmp_path, caplog, line):
+    """A kill cuts the last one short, be it within a character."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line + b"\n" + json.dumps(GOOD).encode() + b"\n" + line)
+    assert Progress(tmp_path, "m").lines == [GOOD]
+    assert "2 unreadable lines are dropped" in caplog.text
+    assert json.loads(path.read_text()) == GOOD
+
+
+def test_what_another_model_did_is_neither_used_nor_lost(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl holds results of another model"):
+        Progress(tmp_path, "other")
+    assert json.loads(path.read_text()) == GOOD
+
+
+@pytest.mark.parametrize("content", ["{", '{"kind": "train"}'])
+def test_damaged_results_do_not_pass_for_a_finished_benchmark(trained, tmp_path, content):
+    folder = _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]")
+    (folder / "results.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"results\.json"):
+        _benchmark(folder, trained, "splits=[{altered: 3}]", resume=True)
 
 
 def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 
 from mlpswap.editing import SecondMoment, SymmetricFactor
 from mlpswap.errors import CheckpointError, ConfigError, NonFiniteError, SingularMomentError
+from mlpswap.model.saving import tensor_sha256
 from mlpswap.randomness import generator
 
 
@@ -53,12 +54,23 @@ def test_damaged_files_are_refused(keys, tmp_path):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match="moment.safetensors"):
         SecondMoment.load(path)
-    save_file({"sum": torch.zeros(2, 3)}, path, metadata={"count": "1"})
-    with pytest.raises(CheckpointError, match="square"):
-        SecondMoment.load(path)
-    save_file({"sum": torch.zeros(2, 2, dtype=torch.float64)}, path)
-    with pytest.raises(CheckpointError, match="count"):
-        SecondMoment.load(path)
+    square = torch.eye(2, dtype=torch.float64)
+    about = {"count": "1", "sha256": tensor_sha256(square)}
+    for tensor, metadata, message in (
+        (torch.zeros(2, 3), about, "square"),
+        (torch.eye(2), about, "square"),
+        (square, {}, "count"),
+        (square, about | {"count": "-1"}, "expected a number of keys, found -1"),
+        (square * 2, about, "SHA-256"),
+    ):
+        save_file({"sum": tensor}, path, metadata=metadata)
+        with pytest.raises(CheckpointError, match=message):
+            SecondMoment.load(path)
+    save_file({"sum": square}, path, metadata=about)
+    assert torch.equal(SecondMoment.load(path).sum, square)
+    for absent in (tmp_path, tmp_path / "absent.safetensors"):
+        with pytest.raises(CheckpointError, match="is no saved second moment"):
+            SecondMoment.load(absent)
 
 
 def test_keys_with_nan_are_refused(keys):

@@ -71,6 +71,27 @@ def test_an_applied_patch_is_saved_with_the_model(tmp_path):
     assert loaded.history == small_host().history
 
 
+def test_the_types_of_a_change_are_those_of_the_model():
+    """Else the model would hold roundings of the new tensors, which nothing could undo."""
+    old = {"weight": torch.eye(2), "bias": torch.ones(2)}
+    for new in (old | {"bias": torch.ones(2, dtype=torch.int64)}, {n: t.double() for n, t in old.items()}):
+        with pytest.raises(CheckpointError, match=r"mlp\.(weight|bias) is of type .*, where the model has"):
+            ModuleChange("mlp", old, new)
+
+
+def test_a_patch_that_cannot_be_saved_leaves_the_earlier_one(tmp_path):
+    model = small_host()
+    path, earlier = tmp_path / "edit.safetensors", swap_patch(model, "relu", 6)
+    earlier.save(path)
+    before = path.read_bytes()
+    path.with_suffix(".json").unlink()
+    path.with_suffix(".json").mkdir()
+    with pytest.raises(RunFolderError, match=r"cannot be saved to .*edit\.json cannot be written"):
+        swap_patch(model, "relu", 7).save(path)
+    assert path.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} == {"edit.safetensors", "edit.json"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_patches_come_back_from_disk(tmp_path, dtype):
     model = small_host(dtype=dtype)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 
 import pytest
+import torch
 
 from mlpswap.errors import CheckpointError, RunFolderError
-from mlpswap.runs import replacing, require_same_config, results, run_folder, write_json
+from mlpswap.runs import replacing, require_same_config, results, run_folder, write_json, write_tensors
 
 
 def open_run_folder(path, **flags):
@@ -54,11 +56,61 @@ def test_a_kill_right_after_the_move_loses_nothing(tmp_path):
     assert (tmp_path / "run" / "results.json").read_text() == "old"
 
 
+def test_a_kill_while_a_run_is_replaced_loses_nothing(tmp_path):
+    """Neither before the new run has its settings, nor after that, nor when another attempt then fails."""
+    folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
+
+    def killed(*names):
+        shutil.rmtree(folder, ignore_errors=True)
+        for place, files in ((aside, ("config.yaml", "results.json")), (folder, names)):
+            place.mkdir(exist_ok=True)
+            for name in files:
+                (place / name).write_text("old" if place is aside else "new")
+
+    for left in ((), ("model",), ("model", "config.yaml")):
+        killed(*left)
+        with pytest.raises(ValueError, match="cannot start"):
+            _fail_in(folder, overwrite=True)
+        assert (folder / "results.json").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+        killed(*left)
+        if "config.yaml" not in left:
+            with pytest.raises(RunFolderError, match="finished run"):
+                open_run_folder(folder)
+            killed(*left)
+        open_run_folder(folder, overwrite=True)
+        assert list(folder.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}])
+def test_folders_without_a_name(tmp_path, monkeypatch, flags):
+    (tmp_path / "thesis.tex").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "/"):
+        with pytest.raises(RunFolderError, match=r"holds (other files|no run)"):
+            open_run_folder(path, **flags)
+
+
+def test_tensors_are_readable_to_whom_other_files_are(tmp_path):
+    write_tensors(tmp_path / "t.safetensors", {"a": torch.eye(2).T})
+    (tmp_path / "text").write_text("")
+    assert (tmp_path / "t.safetensors").stat().st_mode == (tmp_path / "text").stat().st_mode
+    with pytest.raises(RunFolderError, match=r"none/t\.safetensors cannot be written: No such file"):
+        write_tensors(tmp_path / "none" / "t.safetensors", {"a": torch.eye(2)})
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_tensors(tmp_path, {"a": torch.eye(2)})
+
+
 def test_a_finished_run_is_not_overwritten_by_accident(tmp_path):
     folder = open_run_folder(tmp_path / "run")
     (folder / "config.yaml").write_text("a: 1")
-    with pytest.raises(RunFolderError, match="unfinished"):
+    with pytest.raises(RunFolderError, match="unfinished run; pass --overwrite to start"):
         open_run_folder(folder)
+    with pytest.raises(
+        RunFolderError, match="unfinished run; pass --resume to go on or --overwrite to start"
+    ):
+        open_run_folder(folder, resume=False)
     (folder / "results.json").write_text("{}")
     with pytest.raises(RunFolderError, match="finished run"):
         open_run_folder(folder)

@@ -317,7 +317,7 @@ def test_a_failed_save_leaves_the_old_model_and_no_rest(original, folder, monkey
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mlpswap.model.saving.save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(RunFolderError, match="cannot be saved to .*model: .*No space left"):
         small_host(h=3).save_pretrained(folder)
     assert MlpSwapForCausalLM.from_pretrained(folder).state_sha256() == original.state_sha256()

@@ -414,6 +414,35 @@ def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
     assert len(halfway.rows()) == 1
 
 
+@pytest.mark.parametrize("lost", ["line", "state"])
+def test_a_state_that_does_not_fit_the_last_line_is_not_used(trained, tmp_path, monkeypatch, caplog, lost):
+    """A kill may cost the latest line; a lost state costs the editor's batches, but never changes a number."""
+    words = ["report=false", "batches=5", f"editors={json.dumps([EVERY[2]])}"]
+    edit, folder, calls = Memit.edit, tmp_path / "run", []
+
+    def stopped(self, *args, **kwargs):
+        calls.append(kwargs["state"])
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return edit(self, *args, **kwargs)
+
+    monkeypatch.setattr(Memit, "edit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        _run(folder, trained, *words)
+    if lost == "line":
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    else:
+        (folder / "patches" / "memit" / "state_0003.safetensors").unlink()
+    calls[:] = [None] * 4
+    _run(folder, trained, *words, resume=True)
+    assert len(calls) - 4 == (3 if lost == "line" else 5)
+    assert ("state after batch 3 is lost" in caplog.text) == (lost == "state")
+    _run(tmp_path / "whole", trained, *words)
+    one, other = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
+    assert _scores(one["rows"]) == _scores(other["rows"])
+
+
 def test_a_damaged_file_of_an_interrupted_run_is_named(trained, base, tmp_path, capsys):
     words = ["report=false", "editors=[{name: memit, cache: true, steps: 10, lr: 0.5}]"]
     folder = _run(tmp_path / "run", trained, *words)

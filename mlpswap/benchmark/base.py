@@ -18,6 +18,7 @@ from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
 from mlpswap.runs import (
     default_folder,
+    finished,
     read_json,
     read_lines,
     require_same_config,
@@ -94,7 +95,7 @@ def open_run(
     with run_folder(folder, resume=resume, overwrite=overwrite, inputs=(config.model,)):
         if resume:
             require_same_config(folder, to_plain(config), free=("output_dir", "threads", "report"))
-        if resume and (folder / "results.json").exists():
+        if resume and finished(folder, kind):
             logger.warning("%s is finished; nothing to resume", folder)
             return folder, None, None
         write_text(folder / "config.yaml", to_yaml(config))
@@ -157,9 +158,9 @@ def regime(model: Any) -> dict[str, Any]:
 
 
 def read_base(base: Path) -> dict[str, Any]:
-    """Results and curves of the base's own run, for the report; empty for a host that came without its run."""
-    results, events = base / "results.json", base / "metrics.jsonl"
-    return {
-        "base": read_json(results, kind=str) if results.is_file() else None,
-        "base_metrics": read_lines(events) if events.is_file() else [],
-    }
+    """Results and curves of the run that trained the base, for the report; empty for a host that came without it."""
+    path, events = base / "results.json", base / "metrics.jsonl"
+    results = read_json(path, kind=str) if path.is_file() else None
+    if results is None or results["kind"] != "train":  # such as one that was edited
+        return {"base": None, "base_metrics": []}
+    return {"base": results, "base_metrics": read_lines(events) if events.is_file() else []}

@@ -1,19 +1,22 @@
 """How far an editor has come with its batches, so that a run that was stopped goes on at the next one."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mlpswap.benchmark.contest import Row
 from mlpswap.benchmark.progress import Progress
 from mlpswap.editing import EditorState
 from mlpswap.errors import CheckpointError
 from mlpswap.model import Patch
-from mlpswap.runs import replacing
+from mlpswap.runs import write_tensors
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -24,6 +27,14 @@ class Halfway:
     mode: str
     label: str
     folder: Path
+
+    def __post_init__(self) -> None:
+        lines = self.progress.settings(self.mode, self.label)
+        if lines and lines[-1].get("state") and not self._state(len(lines)).is_file():
+            logger.warning(
+                "%s: the state after batch %d is lost; the editor begins anew", self.folder, len(lines)
+            )
+            self.progress.forget(self.mode, self.label)
 
     def rows(self) -> list[Row]:
         return [line["rows"][0] for line in self.progress.settings(self.mode, self.label)]
@@ -55,11 +66,9 @@ class Halfway:
         if patch is not None:
             patch.save(self._patch(number))
         if state is not None:
-            caches = {str(site): cache.contiguous() for site, cache in state.caches.items()}
-            with replacing(self._state(number)) as temporary:
-                save_file(caches, temporary)
-        self.progress.add_setting(self.mode, self.label, rows=[row])
-        self._state(number - 1).unlink(missing_ok=True)
+            write_tensors(self._state(number), {str(site): cache for site, cache in state.caches.items()})
+        self.progress.add_setting(self.mode, self.label, rows=[row], state=state is not None)
+        self._state(number - 2).unlink(missing_ok=True)  # a kill may cost the latest line
 
     def clear(self) -> None:
         """The editor is through: its own line stands in `progress`."""

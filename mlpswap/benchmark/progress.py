@@ -1,34 +1,61 @@
 """What is done of a benchmark, in `metrics.jsonl`: a line for each setting, then one for the editor on its split."""
 
 import json
-from collections.abc import Iterator
+import logging
 from pathlib import Path
 from typing import Any
 
+from mlpswap.errors import CheckpointError
 from mlpswap.runs import finite_or_null, write_text
 
+logger = logging.getLogger(__name__)
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """All lines of the right form; a kill may have cut the last one short."""
+    found: list[Any] = []
+    unreadable = 0
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            yield json.loads(line)
-        except ValueError:  # cut short
-            continue
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            unreadable += 1
+    lines = [line for line in found if _is_line(line)]
+    if lost := unreadable + len(found) - len(lines):
+        logger.warning("%s: %d unreadable lines are dropped, and what they told is done again", path, lost)
+    return lines
+
+
+def _is_line(content: Any) -> bool:
+    match content:
+        case {
+            "event": "editor" | "setting",
+            "model": str(),
+            "split": str(),
+            "editor": str(),
+            "rows": [_, *_] as rows,
+        }:
+            keys = {"seconds", "patch"} if content["event"] == "editor" else set()
+            return content.keys() >= keys and all(isinstance(row, dict) and "error" in row for row in rows)
+    return False
 
 
 class Progress:
     """The finished editors and settings in the order in which they came; a run that is resumed goes on after them.
 
-    Lines that a kill cut short, of another base, or of a failure are dropped: those editors and settings run again.
+    Lines that a kill cut short, or of a failure are dropped: those editors and settings run again. Raises `CheckpointError`
+    for those of another base.
     """
 
     def __init__(self, folder: Path, model: str):
         self.path, self.model = folder / "metrics.jsonl", model
-        self.lines = [
-            line
-            for line in _read(self.path)
-            if line["model"] == model and not any(row["error"] for row in line["rows"])
-        ]
+        lines = _read(self.path)
+        if any(line["model"] != model for line in lines):
+            raise CheckpointError(
+                f"{self.path} holds results of another model than the one at hand; put that one back, or use another "
+                "output_dir"
+            )
+        self.lines = [line for line in lines if not any(row["error"] for row in line["rows"])]
         self._write()
 
     def find(self, split: str, editor: str) -> dict[str, Any] | None:
@@ -37,9 +64,14 @@ class Progress:
 
     def add(self, split: str, editor: str, **content: Any) -> None:
         """Write the line of an editor, whose rows take the place of the lines of its settings."""
+        self.forget(split, editor)
+        self.lines.append(self._line("editor", split, editor, content))
+        self._write()
+
+    def forget(self, split: str, editor: str) -> None:
+        """Drop what an editor has done on a split."""
         mine = self._of(split, editor)
         self.lines = [line for line in self.lines if line not in mine]
-        self.lines.append(self._line("editor", split, editor, content))
         self._write()
 
     def settings(self, split: str, editor: str) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def sequential(
                 halfway = Halfway(progress, config.mode, name, file.with_suffix(""))
                 found = follow(course, contender, file, halfway, bar)
                 stages[name] = time.perf_counter() - start
-                progress.add(config.mode, name, rows=found, seconds=stages[name])
+                progress.add(config.mode, name, rows=found, seconds=stages[name], patch=file.is_file())
                 halfway.clear()
             rows += found
     metrics = {

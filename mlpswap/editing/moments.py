@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Bool, Float
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from scipy.linalg.lapack import dpocon
 from torch import Tensor
 
 from mlpswap.errors import CheckpointError, ConfigError, NonFiniteError, SingularMomentError
+from mlpswap.model.saving import tensor_sha256
+from mlpswap.runs import write_tensors
 
 SINGULAR = 1e-12  # reciprocal condition below which a matrix counts as singular
 OUTSIDE = 1e-6  # share of a vector's length that may lie outside the range
@@ -151,19 +152,28 @@ class SecondMoment:
         return values, vectors
 
     def save(self, path: str | Path) -> None:
-        """Write as safetensors: tensor `sum`, and the count in the metadata."""
-        save_file({"sum": self.sum.contiguous()}, path, metadata={"count": str(self.count)})
+        """Write as safetensors: tensor `sum`, and its count and SHA-256 in the metadata."""
+        write_tensors(path, {"sum": self.sum}, {"count": str(self.count), "sha256": tensor_sha256(self.sum)})
 
     @classmethod
     def load(cls, path: str | Path) -> "SecondMoment":
         """The inverse of `save`. Raises `CheckpointError` for anything else."""
         try:
             with safe_open(path, framework="pt") as file:
-                total, count = file.get_tensor("sum"), int((file.metadata() or {})["count"])
-        except (SafetensorError, KeyError, ValueError) as error:
+                total, about = file.get_tensor("sum"), file.metadata() or {}
+            return cls.checked(path, total, int(about["count"]), about["sha256"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path} is no saved second moment: {error}") from error
+
+    @classmethod
+    def checked(cls, path: str | Path, total: Tensor, count: int, sha256: str) -> "SecondMoment":
+        """As it was read from a file. Raises `CheckpointError` for what cannot be one, or is not the one that was saved."""
         if total.dtype != torch.float64 or total.ndim != 2 or total.shape[0] != total.shape[1]:
             raise CheckpointError(
                 f"{path}: expected a square float64 matrix, found {total.dtype} {tuple(total.shape)}"
             )
+        if not isinstance(count, int) or count < 0:
+            raise CheckpointError(f"{path}: expected a number of keys, found {count!r:.40}")
+        if tensor_sha256(total) != sha256:
+            raise CheckpointError(f"{path}: the sum is not the one that was saved (SHA-256 differs)")
         return cls(total, count)

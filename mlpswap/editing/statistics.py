@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from mlpswap.editing.causal_lm import CausalLMAdapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.errors import CheckpointError, ConfigError
-from mlpswap.model.saving import parameters_sha256
-from mlpswap.runs import replacing
+from mlpswap.model.saving import parameters_sha256, tensor_sha256
+from mlpswap.runs import write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +42,10 @@ class TokenStatistics(Mapping[int, SecondMoment]):
     def save(self, path: str | Path) -> None:
         """Write as safetensors: one sum per site, and in the metadata all else."""
         counts = {str(site): moment.count for site, moment in self.items()}
+        hashes = {str(site): tensor_sha256(moment.sum) for site, moment in self.items()}
         about = {"model": self.model, "tokens": self.tokens, "counts": json.dumps(counts)}
-        tensors = {str(site): moment.sum.contiguous() for site, moment in self.items()}
-        with replacing(Path(path)) as temporary:
-            save_file(tensors, temporary, metadata=about)
+        about["sums"] = json.dumps(hashes)
+        write_tensors(path, {str(site): moment.sum for site, moment in self.items()}, about)
 
     @classmethod
     def load(
@@ -59,12 +58,13 @@ class TokenStatistics(Mapping[int, SecondMoment]):
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
+                hashes = json.loads(about["sums"])
                 moments = {
-                    int(site): SecondMoment(file.get_tensor(site), count)
+                    int(site): SecondMoment.checked(path, file.get_tensor(site), count, hashes[site])
                     for site, count in json.loads(about["counts"]).items()
                 }
             found = cls(moments, model=about["model"], tokens=about["tokens"])
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} holds no statistics of keys: {error}") from error
         wanted = {"model": parameters_sha256(adapter.model)}
         if tokens is not None:
@@ -99,6 +99,8 @@ def token_statistics(
     windows. Raises `ConfigError` if there is no token, or one that the model does not know.
     """
     sites = adapter.sites() if sites is None else list(sites)
+    if not sites:
+        raise ConfigError(f"sites is empty: expected some of the layers {adapter.sites()}")
     widths = [adapter.weight(site).shape[1] for site in sites]
     size = sum(8 * h * h for h in widths) / 2**20
     logger.info("second moments of %d layers of width %s: %.0f MiB", len(sites), max(widths), size)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,7 +16,7 @@ from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
 from mlpswap.facts import FactSet, counted
 from mlpswap.model.lookup import FactLookup
 from mlpswap.model.saving import json_sha256, read_json, read_tensors, require_finite, tensor_sha256
-from mlpswap.runs import replacing, write_text
+from mlpswap.runs import replacing, write_tensors, write_text
 
 if TYPE_CHECKING:
     from mlpswap.model.modeling import MlpSwapForCausalLM
@@ -60,6 +58,12 @@ class ModuleChange:
             if _shapes(tensors) != shapes:
                 raise CheckpointError(
                     f"a change of {self.module} has other tensors than announced: expected {shapes}"
+                )
+        for name, tensor in self.new.items():
+            wanted = self.old[name if name in self.old else next(iter(self.old))].dtype
+            if tensor.dtype != wanted:
+                raise CheckpointError(
+                    f"a change of {self.module}.{name} is of type {tensor.dtype}, where the model has {wanted}"
                 )
 
     @property
@@ -172,14 +176,14 @@ class Patch:
             ],
             "tensors": {name: tensor_sha256(tensor) for name, tensor in tensors.items()},
         }
+        sidecar = content | {"sha256": json_sha256(content)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
-                save_file(tensors, temporary)
-        except (OSError, SafetensorError) as error:
+                write_tensors(temporary, tensors)
+                write_text(path.with_suffix(".json"), json.dumps(sidecar, indent=1) + "\n")
+        except (OSError, RunFolderError) as error:
             raise RunFolderError(f"the patch cannot be saved to {path}: {error}") from error
-        sidecar = content | {"sha256": json_sha256(content)}
-        write_text(path.with_suffix(".json"), json.dumps(sidecar, indent=1) + "\n")
 
     def _tensors(self, *sides: Literal["old", "new"]) -> Iterator[tuple[str, Tensor]]:
         for number, change in enumerate(self.changes):

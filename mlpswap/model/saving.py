@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mlpswap.errors import CheckpointError, ConfigError, NonFiniteError, RunFolderError
@@ -24,7 +23,7 @@ from mlpswap.facts import FactSet
 from mlpswap.model.card import model_card
 from mlpswap.model.configuration import MlpSwapConfig
 from mlpswap.model.tokenization import MlpSwapTokenizer
-from mlpswap.runs import read_json
+from mlpswap.runs import read_json, write_tensors
 
 WEIGHTS, CONFIG, RECORD = "model.safetensors", "config.json", "tensors.json"
 FACTS, HISTORY, VOCABULARY = "facts.json", "history.json", "vocabulary.json"
@@ -115,9 +114,7 @@ class StrictCheckpoints:
         self.config.dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         self.config.save_pretrained(folder)
         self.generation_config.save_pretrained(folder)
-        save_file(
-            {n: t.detach().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"}
-        )
+        write_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
         (folder / HISTORY).write_text(json.dumps(self.history, indent=1) + "\n", encoding="ascii")
         if self.facts is not None:
             (folder / FACTS).write_text(json.dumps(self.facts.to_dict()) + "\n", encoding="ascii")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlpswap.errors import RunFolderError
+from mlpswap.errors import CheckpointError, MlpSwapError, RunFolderError
 from mlpswap.runs import read_json, read_lines, replacing, write_text
 
 HERE = Path(__file__).parent
@@ -16,6 +16,27 @@ def write_report(folder: Path) -> dict[str, Path]:
     Returns the PNG files by the name of the figure. Raises `RunFolderError` if the folder holds no results, or results of
     a kind that has no report, and `CheckpointError` if they are damaged.
     """
+    folder = Path(folder)
+    path = folder / "results.json"
+    if not path.is_file():
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run")
+    results = read_json(path, kind=str)
+    try:
+        view = _view(results, folder)
+        page = _page(folder.resolve().name, results["kind"], view)
+    except MlpSwapError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{path} cannot be shown, because it is damaged or of another version: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    write_text(folder / "report.html", page)
+    return _write_figures(folder / "figures", view.pictures)
+
+
+def _view(results: dict[str, Any], folder: Path) -> Any:
+    """What the page of this kind of run shows."""
     from mlpswap.report.benchmark import benchmark_view
     from mlpswap.report.cost import cost_view
     from mlpswap.report.sequences import ablation_view, board_view
@@ -23,34 +44,26 @@ def write_report(folder: Path) -> dict[str, Path]:
     from mlpswap.report.stores import stores_view
     from mlpswap.report.training import training_view
 
-    folder = Path(folder)
-    path = folder / "results.json"
-    if not path.is_file():
-        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run")
-    results = read_json(path, kind=str)
-    view: Any
     match results["kind"]:
         case "train":
-            view = training_view(results, read_lines(folder / "metrics.jsonl"))
+            return training_view(results, read_lines(folder / "metrics.jsonl"))
         case "benchmark":
-            view = benchmark_view(results)
+            return benchmark_view(results)
         case "sequential":
-            view = sequential_view(results)
+            return sequential_view(results)
         case "stores":
-            view = stores_view(results)
+            return stores_view(results)
         case "cost":
-            view = cost_view(results)
+            return cost_view(results)
         case "sequences":
-            view = board_view(results, folder)
+            return board_view(results, folder)
         case "ablation":
-            view = ablation_view(results)
+            return ablation_view(results)
         case other:
             raise RunFolderError(
-                f"{path}: no report for kind '{other}'; "
+                f"{folder / 'results.json'}: no report for kind '{other}'; "
                 "expected train, benchmark, sequential, stores, cost, sequences or ablation"
             )
-    write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
-    return _write_figures(folder / "figures", view.pictures)
 
 
 def _page(name: str, kind: str, view: Any) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from mlpswap.errors import CheckpointError, RunFolderError
-from mlpswap.runs import read_json, replacing, write_json
+from mlpswap.runs import read_json, replacing, write_json, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def save_checkpoint(
     target = folder / f"{_PREFIX}{progress.step:08d}"
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     moments = {
-        f"{name}.{moment}": optimizer.state[p][moment].detach().cpu().contiguous()
+        f"{name}.{moment}": optimizer.state[p][moment].cpu()
         for name, p in trained.items()
         for moment in _MOMENTS
         if p in optimizer.state
@@ -51,11 +51,10 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             temporary.mkdir()
-            weights = {name: p.detach().cpu().contiguous() for name, p in trained.items()}
-            save_file(weights, temporary / "weights.safetensors")
-            save_file(moments, temporary / "moments.safetensors")
+            write_tensors(temporary / "weights.safetensors", {name: p.cpu() for name, p in trained.items()})
+            write_tensors(temporary / "moments.safetensors", moments)
             write_json(temporary / "progress.json", asdict(progress))
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise RunFolderError(f"checkpoint {target} cannot be written: {error}") from error
     for old in _checkpoints(folder)[:-keep]:
         shutil.rmtree(old)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mlpswap.config import build_options
-from mlpswap.errors import CheckpointError, ConfigError, RunFolderError
-from mlpswap.runs import replacing
+from mlpswap.errors import CheckpointError, ConfigError
+from mlpswap.runs import write_tensors
 from mlpswap.sequences.base import trial_generator
 from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.sequences.board.tables import is_standard
@@ -73,17 +72,13 @@ def save_pictured(path: Path, pictured: Sequence[Pictured]) -> None:
     tensors: dict[str, Tensor] = {}
     for number, each in enumerate(pictured):
         for part in _PARTS:
-            tensors[f"{number}.{part}"] = getattr(each.network, part).contiguous().clone()
+            tensors[f"{number}.{part}"] = getattr(each.network, part).clone()
         for part in _FACTS:
-            tensors[f"{number}.facts.{part}"] = getattr(each.facts, part).contiguous().clone()
+            tensors[f"{number}.facts.{part}"] = getattr(each.facts, part).clone()
     about = [
         {"name": each.name, "tokens": each.facts.tokens, "labels": each.facts.labels} for each in pictured
     ]
-    try:
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, {"networks": json.dumps(about)})
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"{path} cannot be written: {error}") from error
+    write_tensors(path, tensors, {"networks": json.dumps(about)})
 
 
 def load_pictured(path: Path) -> list[Pictured]:
