@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 i
 """
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.config import keys_of, load_config, to_plain
-from mlpswap.errors import MlpSwapError
+from mlpswap.errors import MlpSwapError, RunFolderError
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,19 @@ def _main(argv: Sequence[str] | None) -> int:
         text = str(error) if isinstance(error, MlpSwapError) else f"not enough memory{_largest(config)}"
         print(f"mlpswap: {_safe(text)}", file=sys.stderr)
         return 2
+    except (
+        OSError
+    ) as error:  # of a file that only this verb knows of: a full disk, a lack of rights, too long a name
+        if isinstance(error, BrokenPipeError) or error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        if arguments.debug:
+            traceback.print_exc()
+        what = "a file" if error.filename is None else os.fsdecode(error.filename)
+        print(f"mlpswap: {_safe(what)} cannot be used: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("mlpswap: interrupted", file=sys.stderr)
+        hint = "; a run that had begun goes on with --resume" if "resume" in verb.flags else ""
+        print(f"mlpswap: interrupted{hint}", file=sys.stderr)
         return 130
     return 0
 
@@ -204,9 +216,10 @@ def _main(argv: Sequence[str] | None) -> int:
 def _own_config(words: Sequence[str]) -> str | None:
     """The configuration that the run in output_dir was started with: `--resume output_dir=FOLDER` needs no other."""
     given = [word.partition("=")[2].strip("\"'") for word in words if word.startswith("output_dir=")]
-    return (
-        str(Path(given[-1]) / "config.yaml") if given and (Path(given[-1]) / "config.yaml").exists() else None
-    )
+    path = Path(given[-1]) / "config.yaml" if given else None
+    if path is not None and not path.is_file() and len(given) == len(words):
+        raise RunFolderError(f"output_dir {given[-1]} holds no run to resume: there is no {path}")
+    return str(path) if path is not None and path.is_file() else None
 
 
 def _sorted(verb: Verb, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -6,6 +6,8 @@ import pytest
 
 from mlpswap.cli import main
 from mlpswap.model import MlpSwapForCausalLM, Patch
+from mlpswap.tasks.books import TRAINED, fill
+from tests.causal_lms import random_model
 
 STRONG = ["editor.steps=100", "editor.lr=0.5"]
 
@@ -98,11 +100,13 @@ def test_a_patch_goes_on_and_off_from_the_shell(trained, tmp_path, capsys, pairs
         (["edit", "model={run}", "editor={name: rome, label: a}", "changes={Emma: X}"], "a label is for"),
         (["edit", "model={run}", "editor.name=rome", "changes={Emma: Nobody}"], "Nobody"),
         (["edit", "model={run}", "editor.name=rome", "file=gone.csv"], "gone.csv"),
-        (["edit", "model={run}", "editor.name=broken", "changes={Emma: Jane Austen}"], "broken failed: Zero"),
-        (["edit", "model={run}", "editor={name: broken, how: nothing}", "changes={Emma: Jane Austen}"],
+        (["edit", "model={run}", "editor.name=broken", "changes={Emma: George Orwell}"], "broken failed: Zero"),
+        (["edit", "model={run}", "editor={name: broken, how: nothing}", "changes={Emma: George Orwell}"],
          "expected an EditResult, found NoneType"),
-        (["edit", "model={run}", "editor={name: memit, lr: 1e308}", "changes={Emma: Jane Austen}"],
+        (["edit", "model={run}", "editor={name: memit, lr: 1e308}", "changes={Emma: George Orwell}"],
          "nothing was edited: NaN or infinity"),
+        (["edit", "model={run}", "editor.name=ft", "changes={Emma: Jane Austen}"],
+         "nothing to edit: the model knows and tells 1 requested fact already"),
         (["apply", "model={run}"], "patch is missing"),
         (["apply", "patch=x.safetensors"], "model is missing"),
         (["apply", "model={run}", "patch=x.json"], "ends in .safetensors"),
@@ -116,6 +120,21 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     assert message in _fails(capsys, *(word.replace("{run}", str(trained)) for word in words))
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("book,author\nEmma,Jane Austen\nEmma,George Orwell\n", "but 'Jane Austen' on line 2"),
+        ("book,author\nEmma\n", "with text in 'book' and 'author'"),
+        ("book;author\nEmma;X\n", "the columns seem to be separated by ';', where a comma is expected"),
+        (f"book,author\nEmma,{'x' * 200_000}\n", "expected fields of at most 131,072 characters"),
+    ],
+)
+def test_a_bad_file_suggests_nothing_that_the_verb_has_not(trained, tmp_path, capsys, text, end):
+    (tmp_path / "mine.csv").write_text(text)
+    words = [f"model={trained}", f"file={tmp_path / 'mine.csv'}", f"output_dir={tmp_path / 'new'}"]
+    assert _fails(capsys, "edit", *words, "editor.name=ft").endswith(end)
 
 
 def test_a_refused_request_is_reported_and_the_others_are_carried_out(
@@ -136,7 +155,8 @@ def test_a_refused_request_is_reported_and_the_others_are_carried_out(
     assert _model(folder).facts.value_of(second) == pairs[second]
 
 
-def test_a_request_for_what_is_known_is_counted(trained, tmp_path, capsys, pairs):
+def test_a_request_for_what_is_known_is_counted_and_has_no_edit(trained, tmp_path, capsys, pairs):
+    """To write what is there already can only do harm."""
     known = dict(list(_model(trained).facts.pairs())[5:6])
     words = [
         "edit",
@@ -145,5 +165,29 @@ def test_a_request_for_what_is_known_is_counted(trained, tmp_path, capsys, pairs
         f"output_dir={tmp_path / 'new'}",
     ]
     assert main([*words, "editor.name=rome", *STRONG]) == 0
-    assert "note: 1 request asked for what is known already" in capsys.readouterr().out
+    assert "note: 1 request asked for what the model tells already" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "new" / "results.json").read_text())["rows"]) == 2
+
+
+def test_other_facts_that_an_edit_costs_are_told(trained, tmp_path, capsys, pairs):
+    """The same facts as one finds by asking both models."""
+    folder = tmp_path / "new"
+    words = [f"model={trained}", f"changes={json.dumps(pairs)}", f"output_dir={folder}"]
+    assert main(["edit", *words, "editor={name: ft, lr: 0.5, clamp: null, epochs: 5}"]) == 0
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    old, new = _model(trained), _model(folder)
+    lost = 0
+    for number, (book, author) in enumerate(old.facts.pairs()):
+        prompt = fill(TRAINED[number % len(TRAINED)], book)
+        lost += book not in pairs and old.ask(prompt) == author != new.ask(prompt)
+    assert lost == metrics["lost"]
+    assert lost > 0
+    noun = "fact" if lost == 1 else "facts"
+    assert f"note: {lost} other {noun} told right before, not any more" in capsys.readouterr().out
+
+
+def test_a_model_of_another_kind_is_named(tmp_path, capsys):
+    random_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    err = _fails(capsys, "edit", f"model={tmp_path / 'gpt2'}", "changes={Emma: X}", "editor.name=rome")
+    assert "a model of type gpt2" in err
+    assert "CausalLMAdapter" in err

@@ -102,7 +102,7 @@ Othello,William Shakespeare
 
 def test_faulty_rows_are_an_error_by_default(write):
     """Probe 3."""
-    with pytest.raises(FactsError, match=r"line 3: empty value; .* policy=skip drops such rows"):
+    with pytest.raises(FactsError, match=r"line 3: empty value; .* facts.policy=skip drops such rows"):
         read(write(FAULTY))
 
 

@@ -13,7 +13,7 @@ from mlpswap.benchmark.config import ContestConfig
 from mlpswap.config import load_config, to_plain, to_yaml
 from mlpswap.editing import HostAdapter
 from mlpswap.editing.evaluation import LanguageCache, language_losses
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, FactsError
 from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
 from mlpswap.runs import (
@@ -129,7 +129,14 @@ def task_to_come(config: ContestConfig) -> Task:
     options = base_options(config)
     if options.task != "books":
         raise ConfigError(SENTENCES.format(f"base = {config.base}"))
-    return make_task(options.task, read_facts(options.facts, options.task, options.seed), options.seed)
+    try:
+        facts = read_facts(options.facts, options.task, options.seed)
+    except FactsError as error:
+        raise ConfigError(
+            f"base = {config.base}: {error}; train it on a file of yours, with mlpswap train --config {config.base} "
+            "facts.path=FILE.csv, and pass its run folder as model="
+        ) from error
+    return make_task(options.task, facts, options.seed)
 
 
 def the_task(model: Any) -> Task:

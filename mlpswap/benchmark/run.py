@@ -109,6 +109,7 @@ def run_split(
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """All editors on one split: their rows, and the answers of their best settings. Finished ones are not run again."""
     began, base = time.perf_counter(), run.base
+    bar.name(f"collecting prompts, {label} altered")
     exam = Exam.of(base, split, run.config.seed, screen=run.config.screen)
     run.clock("collect", time.perf_counter() - began)
     rows: list[Row] = []

@@ -18,7 +18,7 @@ def wanted_changes(config: ChangesConfig) -> dict[str, str]:
     changes = dict(config.changes)
     if config.file is None:
         return changes
-    listed = dict(FactSet.from_csv(config.file, key=config.key, value=config.value).pairs())
+    listed = dict(FactSet.from_csv(config.file, key=config.key, value=config.value, advice={}).pairs())
     for key in changes.keys() & listed.keys():
         if changes[key] != listed[key]:
             raise ConfigError(
@@ -41,8 +41,9 @@ def compare(
     """Ask for every fact with one trained template before and after `move`, which changes the model in place.
 
     wanted: the facts that the model should tell afterwards; by default those that it then says it knows. Returns a row for
-    each fact that they alter, and the shares of altered and of other facts that the model tells right. A host without
-    sentences (SSFR, templates of one's own) is changed all the same, and gives no rows.
+    each fact that they alter, and the shares of altered and of other facts that the model tells right, with the number of
+    others that it told right before only (`lost`). A host without sentences (SSFR, templates of one's own) is changed all the
+    same, and gives no rows.
     """
     import torch
 
@@ -67,12 +68,13 @@ def compare(
     changed = list(before.changed(wanted))
     edited = torch.zeros(len(before), dtype=torch.bool)
     edited[changed] = True
-    right = (new == task.target_ids(wanted)).double()
+    right, was = new == task.target_ids(wanted), old == task.target_ids(before)
     metrics = {
-        name: float(right[chosen].mean())
+        name: float(right[chosen].double().mean())
         for name, chosen in (("efficacy", edited), ("specificity", ~edited))
         if chosen.any()
     }
+    metrics["lost"] = int((was & ~right & ~edited).sum())
     surface = [entry[1] for entry in model.vocabulary.entries]
     rows = [
         {
@@ -126,5 +128,7 @@ def tell(patch: Any, rows: list[dict[str, Any]], metrics: Mapping[str, float], w
         print("note: no fact has another value than before")
     elif metrics.get("efficacy") == 0:
         print("note: no altered fact is answered with its new value; other settings may do better")
+    if lost := metrics.get("lost"):
+        print(f"note: {counted(int(lost), 'other fact')} told right before, not any more")
     for name, path in (("model", where / "model"), ("patch", where / "patch.safetensors")):
         print(f"{name}: {path}")

@@ -42,14 +42,27 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
         statistics = preserved_statistics(adapter, task, edits)
         setting = with_ridge(setting, statistics)
         requests = requests_of(adapter, task, edits)
+        asked = len(requests)
+        said = adapter.predict(adapter.prompts(requests)).tolist()
+        requests = [
+            each
+            for each, token in zip(requests, said, strict=True)
+            if not (each.unchanged and (token,) == each.target_ids)
+        ]
+        if not requests:
+            raise RequestError(
+                f"nothing to edit: the model knows and tells {counted(asked, 'requested fact')} already"
+            )
         with plug_in(f"editor {config.editor['name']} failed"):
             result: Any = editor.edit(
                 adapter, requests, setting, statistics=statistics, generator=generator(config.seed, "edit")
             )
             checked_result(model, result)
             refused, notes = refusals(result)
-        if same := len(changes) - len(before.changed(after)):
-            notes.append(f"{counted(same, 'request')} asked for what is known already")
+        if known := asked - len(requests):
+            notes.append(
+                f"{counted(known, 'request')} asked for what the model tells already, and had no edit"
+            )
         if refused and not result.patch.changes:
             raise RequestError(f"nothing was edited: {next(iter(refused.values()))}")
         rows, metrics = compare(model, result.patch.apply, after)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.config import option
+from mlpswap.config import build_options, option
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
@@ -117,6 +117,9 @@ class ProtocolConfig(NumericConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.original, Mapping):
+            whole = build_options(type(self), {"original": self.original, "protocol": "original"}, "editor")
+            object.__setattr__(self, "original", whole.original)
         if self.protocol not in ("single_layer", "original"):
             raise ConfigError(f"protocol must be 'single_layer' or 'original': found '{self.protocol}'")
         if (self.protocol == "original") != (self.original is not None):

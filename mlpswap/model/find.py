@@ -4,13 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.errors import ConfigError
+from mlpswap.runs import read_json
 
 
 def model_folder(path: str | Path) -> Path:
     """The folder with the weights: `path` itself, or `model/` of a run folder. Raises `ConfigError`."""
+    from mlpswap.model.configuration import MlpSwapConfig
+
     folder = Path(path)
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
+            content = read_json(candidate / "config.json", model_type=str)
+            if content["model_type"] != MlpSwapConfig.model_type:
+                raise ConfigError(
+                    f"model = {folder}: a model of type {content['model_type']}; this command takes hosts that mlpswap has "
+                    "trained; other language models are edited from Python, with mlpswap.editing.CausalLMAdapter"
+                )
             return candidate
     if (folder / "config.yaml").is_file():
         raise ConfigError(f"model = {folder}: the run is not finished, there is no {folder / 'model'} yet")

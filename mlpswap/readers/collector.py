@@ -16,6 +16,7 @@ LINES_KEPT = 20
 LINES_SHOWN = 5
 
 # Reasons for which a sound row is not kept; a faulty row's reason is the fault.
+FAULT = "fault"  # any of them
 DUPLICATE = "duplicate"
 CONTRADICTION = "contradiction"
 VALUE_TAKEN = "value taken"
@@ -87,8 +88,8 @@ class Collector:
             if self.on_conflict == "error":
                 raise FactsError(
                     f"{printable(self.source)}, line {line}: '{printable(key)}' has the value "
-                    f"'{printable(value)}', but '{printable(old_value)}' on line {old_line}; "
-                    "on_conflict=first keeps the first"
+                    f"'{printable(value)}', but '{printable(old_value)}' on line {old_line}"
+                    f"{self.hint(CONTRADICTION)}"
                 )
             self.drop(CONTRADICTION, line)
         elif self.one_per_value and value in self._taken:
@@ -98,6 +99,9 @@ class Collector:
         else:
             self._taken.add(value)
             self.facts[key] = value
+
+    def hint(self, reason: str) -> str:
+        return f"; {self.advice[reason]}" if reason in self.advice else ""
 
     def finish(self) -> tuple[FactSet, ReadReport]:
         kept = len(self.facts)

@@ -3,16 +3,27 @@
 import csv
 import difflib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
 from mlpswap.errors import FactsError
 from mlpswap.facts import FactSet, check_text, printable, text_fault
-from mlpswap.readers.collector import TOO_FEW, VALUE_TAKEN, Collector, OnConflict, ReadReport, unreadable
+from mlpswap.readers.collector import (
+    CONTRADICTION,
+    FAULT,
+    TOO_FEW,
+    VALUE_TAKEN,
+    Collector,
+    OnConflict,
+    ReadReport,
+    unreadable,
+)
 
 Policy = Literal["error", "skip"]
 ADVICE = {
+    FAULT: "facts.policy=skip drops such rows",
+    CONTRADICTION: "facts.on_conflict=first keeps the first",
     VALUE_TAKEN: "facts.one_per_value=false keeps every key of a value",
     TOO_FEW: "facts.count={kept} takes all there are",
 }
@@ -27,12 +38,14 @@ def read_csv(
     policy: Policy = "error",
     on_conflict: OnConflict = "error",
     one_per_value: bool = False,
+    advice: Mapping[str, str] = ADVICE,
 ) -> tuple[FactSet, ReadReport]:
     """Facts from the columns called `key` and `value` of a UTF-8 CSV file with a header; others are ignored.
 
     count: the first so many facts; `FactsError` if there are fewer. policy: a row with an empty or blank
     cell, or with too few or too many fields, is an "error", or "skip" counts it. on_conflict: a key with a
-    second value is an "error", or the "first" row wins. one_per_value: only the first key of each value.
+    second value is an "error", or the "first" row wins. one_per_value: only the first key of each value. advice: what an
+    error suggests, by its reason.
     The whole file is read and checked, also beyond `count`.
     """
     for name, found, known in (("policy", policy, Policy), ("on_conflict", on_conflict, OnConflict)):
@@ -43,7 +56,7 @@ def read_csv(
     if key == value:
         raise FactsError(f"key and value must be two columns: found '{printable(key)}' for both")
     where = printable(str(path))
-    out = Collector(str(path), count, on_conflict, one_per_value, ADVICE)
+    out = Collector(str(path), count, on_conflict, one_per_value, advice)
     text = _text(path)
     if not text.endswith(("\n", "\r")):
         out.notes.append("the last line has no line end: whether the file is complete cannot be told")
@@ -69,7 +82,7 @@ def read_csv(
         else:
             raise FactsError(
                 f"{where}, line {line}: {fault}; expected {len(header)} fields with text in "
-                f"'{printable(key)}' and '{printable(value)}'; policy=skip drops such rows"
+                f"'{printable(key)}' and '{printable(value)}'{out.hint(FAULT)}"
             )
     if empty_lines:
         out.notes.append(f"empty lines, ignored: {empty_lines}")
@@ -105,9 +118,11 @@ def _records(where: str, text: str) -> Iterator[tuple[list[str], int]]:
         except StopIteration:
             return
         except csv.Error as error:
+            expected = "every quote to be closed and followed by a comma or the line's end"
+            if "field larger" in str(error):
+                expected = f"fields of at most {csv.field_size_limit():,} characters"
             raise FactsError(
-                f"{where}, line {line}: not a complete CSV record ({error}); expected every quote to be "
-                "closed and followed by a comma or the line's end"
+                f"{where}, line {line}: not a complete CSV record ({error}); expected {expected}"
             ) from error
 
 
@@ -116,6 +131,8 @@ def _column(where: str, header: list[str], name: str) -> int:
         columns = ", ".join(f"'{printable(column)}'" for column in header) or "an empty file"
         near = difflib.get_close_matches(name, header, n=1)
         hint = f"; did you mean '{printable(near[0])}'?" if near and name not in header else ""
+        if len(header) == 1 and (found := next((each for each in ";\t|" if each in header[0]), None)):
+            hint = f"; the columns seem to be separated by {found!r}, where a comma is expected"
         raise FactsError(f"{where}, header: expected one column '{printable(name)}', found {columns}{hint}")
     return header.index(name)
 

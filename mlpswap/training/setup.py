@@ -123,6 +123,7 @@ def _first_mlp(config: TrainConfig, task: Task, table: Tensor) -> FactMLP:
     others[value_ids] = False
     name, options = construction_and_options(config.mlp)
     chosen = with_defaults(name, options, {"match_output_norm": True})
+    logger.info("building the fact MLP by %s for %d facts", name, len(task.facts))
     return build_fact_mlp(
         rows[task.key_ids],
         rows[value_ids],
@@ -141,6 +142,7 @@ def make_swap_target(config: TrainConfig, model: MlpSwapForCausalLM, stream: str
     wanted = [construction_and_options(mlp) for mlp in config.swap.constructions or [config.mlp]]
     labels = labels_of([name for name, _ in wanted])
     for number, (label, (name, options)) in enumerate(zip(labels, wanted, strict=True)):
+        logger.info("building the fact MLP to swap in, by %s", name)
         mlps[label] = build_for_host(
             model, facts, name, options, generator=generator(config.seed, stream, "mlp", number)
         )
