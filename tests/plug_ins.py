@@ -88,6 +88,16 @@ class Broken:
                 case "in place":
                     adapter.model.fact_mlp.down.weight.zero_()
                     return EditResult(empty, None, {})
+                case "hook":
+                    adapter.model.fact_mlp.register_forward_hook(lambda *_: None)
+                    return EditResult(empty, None, {})
+                case "requests":
+                    requests.clear()
+                    raise ValueError("nothing left to do")
+                case "types":
+                    weight = adapter.weight(0)
+                    old, new = {"down.weight": weight}, {"down.weight": weight.double()}
+                    return EditResult(Patch((ModuleChange("m", old, new),), "broken"), None, {})
                 case "shape":
                     return EditResult(adapter.patch(0, torch.zeros(2, 2), editor="broken"), None, {})
                 case "infinite":

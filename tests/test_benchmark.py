@@ -268,7 +268,20 @@ def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):
     assert {line["preserved"] for line in lines} == {29, 20}
 
 
-HOWS = ["raise", "refuse", "exit", "nothing", "patch", "diagnostics", "in place", "shape", "infinite"]
+HOWS = [
+    "raise",
+    "refuse",
+    "exit",
+    "nothing",
+    "patch",
+    "diagnostics",
+    "in place",
+    "shape",
+    "infinite",
+    "hook",
+    "requests",
+    "types",
+]
 
 
 def _scores(rows, editor):
@@ -302,6 +315,7 @@ def test_a_broken_editor_costs_its_own_rows_only(trained, tmp_path, plugged, cap
         ("raise", "ZeroDivisionError"), ("refuse", "not with this host"), ("exit", "SystemExit: 3"),
         ("nothing", "found NoneType"), ("patch", "found Patch"), ("diagnostics", "AttributeError"),
         ("in place", "changed the model itself"), ("shape", "RuntimeError"), ("infinite", "NaN or infinity"),
+        ("hook", "changed the model itself"), ("requests", "nothing left to do"), ("types", "is of type torch.float64"),
     ):  # fmt: skip
         assert reason in failed.pop(how)
     assert not failed

@@ -1,14 +1,32 @@
 """The adapter of Hugging Face causal LMs reads what the models compute, token by token, and leaves no trace."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch import nn
 from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from mlpswap.editing import CausalLMAdapter, Context, LayeredAdapter
+from mlpswap.editing import CausalLMAdapter, Context, LayeredAdapter, token_statistics
 from mlpswap.editing.architecture import Site, find_sites, width_of
 from mlpswap.errors import ConfigError, NonFiniteError, RequestError
 from mlpswap.model.patch import Patch
@@ -266,6 +284,65 @@ def test_which_modules_are_meant():
         random_adapter("gpt2", sites=[1]).weight(0)
     with pytest.raises(ConfigError, match="need a tokenizer"):
         CausalLMAdapter(random_model("gpt2")).request("{} is", "I", "a")
+
+
+SMALL = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+NO_IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def small(kind):
+    """A model of another architecture."""
+    config, model = {
+        "bloom": (BloomConfig(vocab_size=99, hidden_size=16, n_layer=2, n_head=2, **NO_IDS), BloomForCausalLM),
+        "neox": (GPTNeoXConfig(**SMALL, intermediate_size=32, **NO_IDS), GPTNeoXForCausalLM),
+        "bert": (BertConfig(**SMALL, intermediate_size=32), BertForMaskedLM),
+        "t5": (T5Config(vocab_size=99, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2),
+               T5ForConditionalGeneration),
+        "headless": (GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, **NO_IDS), GPT2Model),
+        "empty": (GPT2Config(vocab_size=99, n_embd=16, n_layer=0, n_head=2, **NO_IDS), GPT2LMHeadModel),
+        "experts": (MixtralConfig(**SMALL, intermediate_size=32, num_key_value_heads=1, num_local_experts=2, **NO_IDS),
+                    MixtralForCausalLM),
+    }[kind]  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return model(config).eval()
+
+
+def test_other_architectures():
+    """With and without a limit of positions."""
+    bloom, neox = (CausalLMAdapter(small(kind)) for kind in ("bloom", "neox"))
+    assert bloom._sites[1].name == "transformer.h.1.mlp.dense_4h_to_h"
+    assert bloom.longest == sys.maxsize
+    assert neox.longest == neox.model.config.max_position_embeddings
+    assert list(token_statistics(bloom, [tuple(range(90))])) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("bert", "BertForMaskedLM is no causal language model: a later token changes an earlier prediction"),
+        ("t5", "has an encoder and a decoder"),
+        ("headless", "GPT2Model has no head that predicts tokens"),
+        ("empty", "which modules are the 0 blocks"),
+        ("experts", "mixtures of experts and quantised weights are not supported"),
+    ],
+)
+def test_models_that_cannot_be_edited(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        CausalLMAdapter(small(kind))
+
+
+def test_arguments_that_mean_nothing():
+    with pytest.raises(ConfigError, match="expected a causal language model of transformers, found Linear"):
+        CausalLMAdapter(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="chunk = 0"):
+        CausalLMAdapter(random_model("gpt2"), chunk=0)
+    adapter = random_adapter("gpt2")
+    with pytest.raises(ConfigError, match=r"sites is empty: expected some of the layers \[0, 1, 2\]"):
+        token_statistics(adapter, [(1, 2)], [])
+    words = Tokenizer(models.WordLevel({"France": 0, "is": 1}, unk_token="none"))
+    with pytest.raises(RequestError, match="the tokenizer cannot take 'a'"):
+        CausalLMAdapter(random_model("gpt2"), PreTrainedTokenizerFast(tokenizer_object=words))
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "n_embd"])

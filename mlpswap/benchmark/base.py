@@ -61,8 +61,9 @@ class Base:
         return f"{self.model.state_sha256()} {self.model.known_facts().fingerprint}"
 
     def require_unchanged(self) -> None:
-        """Raise `ConfigError` if an editor has written to the model."""
-        if self._hash() != self.fingerprint:
+        """Raise `ConfigError` if an editor has written to the model, or left a hook on it."""
+        hooks = any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
+        if hooks or self._hash() != self.fingerprint:
             raise ConfigError("it changed the model itself, where an editor returns a patch")
 
     def reopen(self) -> None:

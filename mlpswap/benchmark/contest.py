@@ -95,12 +95,16 @@ def edits(base: Base, exam: Exam, editor: Any, settings: Sequence[Any]) -> Itera
     if hasattr(editor, "edit_grid"):
         return iter(
             editor.edit_grid(
-                base.adapter, exam.requests, settings, statistics=exam.statistics, generator=exam.generator()
+                base.adapter,
+                [*exam.requests],
+                settings,
+                statistics=exam.statistics,
+                generator=exam.generator(),
             )
         )
     return (
         editor.edit(
-            base.adapter, exam.requests, config, statistics=exam.statistics, generator=exam.generator()
+            base.adapter, [*exam.requests], config, statistics=exam.statistics, generator=exam.generator()
         )
         for config in settings
     )

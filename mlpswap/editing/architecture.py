@@ -58,10 +58,15 @@ def find_sites(model: nn.Module, *, blocks: str | None = None, down: str | None 
     lists = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
+        if isinstance(module, nn.ModuleList) and len(module) == count > 0
     }
     if blocks is None:
-        lists = {name: module for name, module in lists.items() if _projections(module[0], d)}
+        stacks, lists = lists, {name: each for name, each in lists.items() if _projections(each[0], d)}
+        if stacks and not lists:
+            raise ConfigError(
+                f"no MLP of {type(model).__name__} ends in an nn.Linear or Conv1D with {d} outputs and floating-point weights: "
+                "mixtures of experts and quantised weights are not supported"
+            )
         if len(lists) != 1:
             raise ConfigError(
                 f"which modules are the {count} blocks of {type(model).__name__}? "

@@ -5,6 +5,7 @@ Sequences are padded on the right, where a causal model's tokens cannot see it, 
 of the tokens alone, whatever the tokenizer's padding side.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from mlpswap.editing.architecture import Site, find_sites
 from mlpswap.editing.phrasing import Phrasing
@@ -46,6 +48,9 @@ class CausalLMAdapter:
         blocks: str | None = None,
         down: str | None = None,
     ):
+        if chunk < 1:
+            raise ConfigError(f"chunk = {chunk}: expected at least 1")
+        _require_a_head(model)
         self.model, self.chunk, self.prefixes = model, chunk, tuple(prefixes)
         self.phrasing = None if tokenizer is None else Phrasing(tokenizer)
         self._sites = find_sites(model, blocks=blocks, down=down)
@@ -55,7 +60,9 @@ class CausalLMAdapter:
             raise ConfigError(f"sites must be different layers in 0..{every[-1]}: found {sites}")
         config = model.config.get_text_config()  # type: ignore[union-attr,operator]
         self.size: int = config.vocab_size
-        self.longest: int = config.max_position_embeddings
+        limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        self.longest = next((limit for limit in limits if isinstance(limit, int)), sys.maxsize)
+        self._require_causal()
 
     def request(self, prompt: str, subject: str, target: str, **options: Any) -> EditRequest:
         """See `Phrasing.request`; prefixed with the adapter's prefixes."""
@@ -250,6 +257,16 @@ class CausalLMAdapter:
         finally:
             handle.remove()
 
+    def _require_causal(self) -> None:
+        """Prompts are cut at the edited token, and padded behind it: what stands there must not matter."""
+        sequences = [(0, 0), (0, self.size - 1)]
+        with torch.no_grad():
+            one, other = self._logits(sequences, [(0, 0), (1, 0)])
+        if not torch.allclose(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max()), equal_nan=True):
+            raise ConfigError(
+                f"{type(self.model).__name__} is no causal language model: a later token changes an earlier prediction"
+            )
+
     @property
     def device(self) -> torch.device:
         return self._sites[0].weight.device
@@ -363,6 +380,17 @@ class ForwardLosses(Losses):
         contexts = [request.contexts[0] for request in self.requests]
         targets = [request.target_ids for request in self.requests]
         return self.adapter.nll(contexts, targets, self.site, "mlp", r)
+
+
+def _require_a_head(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that predicts no next token from `input_ids` alone."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(f"expected a causal language model of transformers, found {name}")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{name} has an encoder and a decoder: expected a causal language model")
+    if model.get_output_embeddings() is None:
+        raise ConfigError(f"{name} has no head that predicts tokens: load it with AutoModelForCausalLM")
 
 
 def _hidden(output: Any) -> Tensor:

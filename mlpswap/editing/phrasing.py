@@ -33,8 +33,11 @@ class Phrasing:
         self.lead = full[: starts[0]]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids without special tokens."""
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Token ids without special tokens. Raises `RequestError` where the tokenizer has none for a part of the text."""
+        try:
+            return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:  # a bare one, of tokenizers without an unknown token
+            raise RequestError(f"the tokenizer cannot take '{printable(text)}': {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
