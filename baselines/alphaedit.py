@@ -123,7 +123,11 @@ class AlphaEditConfig(ClippedConfig):
 
 
 class AlphaEdit(SpreadingEditor):
-    """Least squares within the null space of the preserved keys. Its state sums the keys of all batches."""
+    """Least squares within the null space of the preserved keys (arXiv 2410.02355). Changes nothing where there is none: in
+    a model whose preserved keys span the whole width, unless `null_energy` forces it.
+
+    Its state sums the keys of all batches.
+    """
 
     name = "alphaedit"
     Config = AlphaEditConfig

@@ -81,7 +81,7 @@ class FineTuningConfig(TrainingOptions, ProtocolConfig):
 
 
 class FineTuning:
-    """Adam on W, clamped after each step."""
+    """FT-L: Adam on W, each weight clamped near its start (arXiv 2012.00363). The baseline of all editors."""
 
     name = "ft"
     Config = FineTuningConfig

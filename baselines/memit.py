@@ -95,7 +95,10 @@ class MemitConfig(ClippedConfig):
 
 
 class Memit(SpreadingEditor):
-    """Least squares over all edits, weighed against the preserved keys. Its state sums the keys of all batches."""
+    """Least squares over all edits, weighed against the preserved keys by `lam` (arXiv 2210.07229). For many edits at once.
+
+    Its state sums the keys of all batches.
+    """
 
     name = "memit"
     Config = MemitConfig

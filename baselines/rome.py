@@ -178,7 +178,7 @@ def rank_one(
 
 
 class Rome(ClosedFormEditor):
-    """Rank-one edits, summed."""
+    """Rank-one edits, summed (arXiv 2202.05262). Meets each edit exactly; many of them disturb other facts."""
 
     name = "rome"
     Config = RomeConfig

@@ -58,6 +58,17 @@ D, H, LAYERS = 16, 24, 3
 NO_BOS = {"bos_token_id": 0, "eos_token_id": 0}
 
 
+def small_gpt2(size, layers):
+    """An untrained GPT-2 of so many tokens and layers, with room for a text."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=size, n_positions=256, n_embd=16, n_inner=24, n_layer=layers, n_head=2, **NO_BOS
+            )
+        ).eval()
+
+
 def random_model(kind, *, d=D, h=H, dtype=torch.float64):
     """An untrained "gpt2" (Conv1D, with dropout) or "llama" (Linear, gated) with weights large enough to matter."""
     if kind == "gpt2":

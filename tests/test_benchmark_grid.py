@@ -97,7 +97,9 @@ def test_a_screening_scores_the_best_settings_as_they_would_be_without(trained, 
     """The sample ranks; what is scored on all prompts gets the very numbers of the full grid."""
     editors = "editors=[{name: memit, grid: released}, {name: swap}]"
     whole = _benchmark(tmp_path / "whole", trained, editors)["rows"]
-    screened = _benchmark(tmp_path / "screened", trained, editors, "screen=true")["rows"]
+    results = _benchmark(tmp_path / "screened", trained, editors, "screen=true", "report=true")
+    assert "ranked on a sample" in (tmp_path / "screened" / "report.html").read_text()
+    screened = results["rows"]
     settings = {json.dumps(row["setting"]): row for row in whole if row["selection"] == "grid"}
     exact = [row for row in screened if row["selection"] == "grid"]
     assert len(exact) == KEPT + 1

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mlpswap_baselines.rome import RomeConfig, RomeOriginal
 
 from mlpswap import registry
 from mlpswap.config import build_options
@@ -29,6 +30,14 @@ SETTINGS = {
     "alphaedit": {"layers": [0, 1], "null_threshold": None, "null_energy": 0.9, "l2": 0.1, **LOOSE},
     "ft": {"layers": [0, 1], "lr": 1e-2, "clamp": None},
 }
+
+
+def test_settings_of_the_original_protocol_are_an_object():
+    """A mapping, as configuration files have it, would fail late and without a word of why."""
+    config = RomeConfig(protocol="original", original=RomeOriginal(layers=[1]))
+    object.__setattr__(config, "original", {"layers": [1]})  # past the type check that the tests have
+    with pytest.raises(ConfigError, match="build_options of mlpswap.config makes a RomeConfig"):
+        config.__post_init__()
 
 
 def texts():

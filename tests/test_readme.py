@@ -9,12 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlpswap.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python|toml)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+(OTHER_MODELS,) = re.findall(r"^```py\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 # The full benchmarks belong to slow tests; here two editors and little to edit stand for them.
 EDITORS = "editors=[{name: swap}, {name: rome}]"
@@ -85,10 +87,32 @@ def test_the_printed_answers_are_the_models(place, capsys):
     assert printed == [line.rsplit("# ", 1)[1] for line in swap.splitlines() if line.startswith("print")]
 
 
+def test_the_snippet_for_other_models_runs(monkeypatch):
+    """Here with a model that has learnt nothing; tests/test_smollm.py checks what it prints."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+    from tests.causal_lms import small_gpt2
+
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bytewise = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    bytewise.pre_tokenizer, bytewise.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise)
+    model = small_gpt2(len(letters), layers=10)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda _: tokenizer)
+    snippets: dict = {}
+    exec(compile(OTHER_MODELS, "README.md", "exec"), snippets)
+    (change,) = snippets["result"].patch.changes
+    assert change.module == "transformer.h.8.mlp.c_proj"
+    assert torch.equal(model.transformer.h[8].mlp.c_proj.weight, change.new["weight"])
+
+
 def test_the_readmes_editor_edits(place, capsys):
     """The plug-in of the README passes through the benchmark's own door."""
-    import torch
-
     from mlpswap.editing import HostAdapter
     from mlpswap.editing.evaluation import patched_fact_mlp
     from mlpswap.model import MlpSwapForCausalLM

@@ -71,6 +71,23 @@ def lab():
     return adapter, statistics
 
 
+def test_the_readmes_snippet(lab, monkeypatch, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tests.test_readme import OTHER_MODELS
+
+    adapter, _ = lab
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: adapter.model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda _: adapter.phrasing.tokenizer)
+    snippets: dict = {}
+    exec(compile(OTHER_MODELS, "README.md", "exec"), snippets)
+    snippets["result"].patch.undo(adapter.model)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == [
+        line.rsplit("# ", 1)[1] for line in OTHER_MODELS.splitlines() if line.startswith("print")
+    ]
+
+
 def chances(adapter, questions):
     """(likeliest token, p of each answer's first token) for (prompt, subject, answers)."""
     rows = []

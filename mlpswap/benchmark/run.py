@@ -13,18 +13,23 @@ from typing import Any, TextIO
 from mlpswap.benchmark.base import Base, open_run, read_base, regime
 from mlpswap.benchmark.compete import compete
 from mlpswap.benchmark.config import BenchmarkConfig
-from mlpswap.benchmark.contest import Exam, Row
+from mlpswap.benchmark.contest import SAMPLE, Exam, Row
 from mlpswap.benchmark.entries import Contender, contenders
 from mlpswap.benchmark.progress import Progress
 from mlpswap.benchmark.show import headline, print_table, show_answers
 from mlpswap.benchmark.splits import Split, make_splits, split_labels
-from mlpswap.benchmark.trials import steps_of
+from mlpswap.benchmark.trials import KEPT, steps_of
 from mlpswap.config import to_plain
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.model import Patch
 from mlpswap.progress_bar import ProgressBar
 from mlpswap.runs import results, write_json
+
+SCREENED = (
+    f"grids of more than {KEPT} settings were ranked on a sample of the prompts ({SAMPLE} preserved facts, one paraphrase of "
+    f"each altered one); the best {KEPT} of each are scored on all prompts, and only those are in the figures"
+)
 
 
 @dataclass
@@ -72,7 +77,10 @@ def benchmark(
         **read_base(path),
         regime=regime(base.model),
         answers=answers,
-        notes=sorted({note for row in rows for note in [*row["notes"], row["error"]] if note}),
+        notes=[
+            *([SCREENED] if config.screen else []),
+            *sorted({note for row in rows for note in [*row["notes"], row["error"]] if note}),
+        ],
         stages=run.seconds,
     )  # fmt: skip
     write_json(folder / "results.json", content)

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from mlpswap.benchmark.splits import Split, split_labels
 from mlpswap.benchmark.ties import TIE_RULE
+from mlpswap.benchmark.trials import KINDS
 from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import CORE, Probes, top
 from mlpswap.tasks import Task
@@ -68,7 +69,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         found.setdefault((row["editor"], row["altered"], row["preserved"]), []).append(row)
     for (editor, altered, preserved), mine in found.items():
-        best = {row["selection"]: row for row in mine if row["selection"] != "grid"}
+        best = {row["selection"]: row for row in mine if row["selection"] in KINDS}
         if best:
             numbers = [best["oracle"][name] for name in (*CORE, "score_harmonic", "nonfact_ce_ratio")]
             numbers.append(best["selected"]["score_harmonic"])

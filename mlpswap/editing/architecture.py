@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mlpswap.errors import ConfigError
@@ -36,6 +37,17 @@ class Site:
     def oriented(self, tensor: Float[Tensor, "a b"]) -> Float[Tensor, "b a"] | Float[Tensor, "a b"]:
         """From the module's layout to (d, h), and back."""
         return tensor.T if isinstance(self.down, Conv1D) else tensor
+
+
+def require_a_head(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that predicts no next token from `input_ids` alone."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(f"expected a causal language model of transformers, found {name}")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{name} has an encoder and a decoder: expected a causal language model")
+    if model.get_output_embeddings() is None:
+        raise ConfigError(f"{name} has no head that predicts tokens: load it with AutoModelForCausalLM")
 
 
 def width_of(model: nn.Module) -> int:

@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from mlpswap.editing.architecture import Site, find_sites
+from mlpswap.editing.architecture import Site, find_sites, require_a_head
 from mlpswap.editing.phrasing import Phrasing
 from mlpswap.editing.reading import changed, frozen
 from mlpswap.editing.requests import Context, EditRequest, Prompts
@@ -50,7 +49,7 @@ class CausalLMAdapter:
     ):
         if chunk < 1:
             raise ConfigError(f"chunk = {chunk}: expected at least 1")
-        _require_a_head(model)
+        require_a_head(model)
         self.model, self.chunk, self.prefixes = model, chunk, tuple(prefixes)
         self.phrasing = None if tokenizer is None else Phrasing(tokenizer)
         self._sites = find_sites(model, blocks=blocks, down=down)
@@ -380,17 +379,6 @@ class ForwardLosses(Losses):
         contexts = [request.contexts[0] for request in self.requests]
         targets = [request.target_ids for request in self.requests]
         return self.adapter.nll(contexts, targets, self.site, "mlp", r)
-
-
-def _require_a_head(model: nn.Module) -> None:
-    """Raise `ConfigError` for a model that predicts no next token from `input_ids` alone."""
-    name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise ConfigError(f"expected a causal language model of transformers, found {name}")
-    if model.config.is_encoder_decoder:
-        raise ConfigError(f"{name} has an encoder and a decoder: expected a causal language model")
-    if model.get_output_embeddings() is None:
-        raise ConfigError(f"{name} has no head that predicts tokens: load it with AutoModelForCausalLM")
 
 
 def _hidden(output: Any) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.config import build_options, option
+from mlpswap.config import option
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
@@ -117,9 +117,6 @@ class ProtocolConfig(NumericConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.original, Mapping):
-            whole = build_options(type(self), {"original": self.original, "protocol": "original"}, "editor")
-            object.__setattr__(self, "original", whole.original)
         if self.protocol not in ("single_layer", "original"):
             raise ConfigError(f"protocol must be 'single_layer' or 'original': found '{self.protocol}'")
         if (self.protocol == "original") != (self.original is not None):
@@ -130,6 +127,11 @@ class ProtocolConfig(NumericConfig):
             )
         if self.original is None:
             return
+        if isinstance(self.original, Mapping):
+            raise ConfigError(
+                f"original: expected the settings as an object, found {self.original}; build_options of mlpswap.config makes "
+                f"a {type(self).__name__} from mappings"
+            )
         shared = {each.name for each in fields(ProtocolConfig)}
         for each in fields(self):
             if each.name not in shared and getattr(self, each.name) != each.default:

@@ -42,7 +42,7 @@ class SwapConfig(EditConfig):
 
 
 class Swap:
-    """Rebuild the fact MLP and replace it."""
+    """Rebuild the fact MLP for all facts, and replace it (arXiv 2512.00207). For hosts of mlpswap only."""
 
     name = "swap"
     Config = SwapConfig

@@ -135,7 +135,7 @@ def find_splits(rows: Sequence[Row], facts: int) -> list[Split]:
     for row in rows:
         place = row["altered"], row["preserved"]
         split = found.setdefault(place, Split(*place, row["unchanged"], row["altered"] / facts, {}, {}))
-        if row["selection"] != "grid":
+        if row["selection"] in ("oracle", "selected"):
             getattr(split, row["selection"])[row["editor"]] = row
     return [found[place] for place in sorted(found)]
 
