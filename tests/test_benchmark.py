@@ -255,6 +255,27 @@ def test_damaged_results_do_not_pass_for_a_finished_benchmark(trained, tmp_path,
         _benchmark(folder, trained, "splits=[{altered: 3}]", resume=True)
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(trained, tmp_path, monkeypatch, capsys):
+    words = [
+        f"model={trained}",
+        f"output_dir={tmp_path / 'run'}",
+        "splits=[{altered: 3}]",
+        "editors=[{name: swap}]",
+    ]
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swap, "edit", stopped)
+        assert main(["benchmark", *words]) == 130
+    assert "a run that had begun goes on with --resume" in capsys.readouterr().err
+    (tmp_path / "run" / "predictions.jsonl").unlink()
+    (tmp_path / "run" / "predictions.jsonl").mkdir()
+    assert main(["benchmark", *words, "--resume"]) == 2
+    assert "predictions.jsonl cannot be used: Is a directory" in capsys.readouterr().err
+
+
 def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):
     """In the files of patches and in the metrics, by a number; in the rows, by how many are preserved."""
     folder = _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}, {altered: 3, preserved: 20}]")

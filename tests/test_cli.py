@@ -340,3 +340,27 @@ def test_the_module_runs_without_a_launcher(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["report", "validate", "swap", "train"])
+def test_a_name_that_the_system_does_not_take_is_one_sentence(tmp_path, monkeypatch, capsys, verb):
+    monkeypatch.chdir(tmp_path)
+    long = "x" * 300
+    words = {
+        "report": [long],
+        "validate": [f"{long}.yaml"],
+        "swap": [f"model={long}", "changes={a: b}"],
+        "train": ["--config", f"{long}.yaml"],
+    }[verb]
+    assert main([verb, *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.endswith("File name too long")
+    assert error.startswith("mlpswap: ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_nothing_to_resume(tmp_path, capsys):
+    """The real reason, and not what the defaults lack."""
+    for verb in ("benchmark", "sequential", "train"):
+        assert main([verb, "--resume", f"output_dir={tmp_path / 'gone'}"]) == 2
+        assert "gone holds no run to resume" in capsys.readouterr().err
