@@ -144,7 +144,8 @@ def checked_result(model: Any, result: Any) -> FactMLP:
 def refusals(result: EditResult) -> tuple[dict[str, str], list[str]]:
     """(request id -> why it was refused, the editor's notes), as far as the editor tells."""
     told = result.diagnostics
-    return dict(told.get("refused", {})), [printable(str(note)) for note in told.get("notes", [])]
+    refused = {str(name): str(reason) for name, reason in dict(told.get("refused", {})).items()}
+    return refused, [printable(str(note)) for note in told.get("notes", [])]
 
 
 def remarks(label: str, result: EditResult, requests: int) -> list[str]:

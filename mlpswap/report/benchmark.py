@@ -1,6 +1,7 @@
 """What the report of a benchmark says, taken from its results: texts, tables and figures, but no layout."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,7 @@ def benchmark_view(results: Mapping[str, Any]) -> BenchmarkView:
         tables=[score_table(split) for split in splits],
         settings=setting_table(splits),
         answers=answer_table(results["answers"], editors.names),
-        times=time_table(results["stages"], grid, largest),
+        times=time_table(results["stages"], rows),
         notes=results["notes"],
         glossary=glossary(DEFINITIONS, SCORES | RATIOS, SCORES | RATIOS),
         base=training_view(results["base"], results["base_metrics"], "base_") if results["base"] else None,
@@ -212,26 +213,16 @@ def answer_table(answers: Sequence[Mapping[str, Any]], editors: Sequence[str]) -
     )
 
 
-def time_table(
-    stages: Mapping[str, float | None], grid: Mapping[str, Sequence[float | None]], largest: Split
-) -> Table:
-    """Seconds of each editor over all splits, and of one setting of a grid."""
-    rows: list[list[str | Markup]] = [
-        [
-            name,
-            number(len(scores)),
-            duration(stages.get(name)),
-            duration(largest.oracle.get(name, {}).get("seconds")),
-        ]
-        for name, scores in grid.items()
+def time_table(stages: Mapping[str, float | None], rows: Sequence[Row]) -> Table:
+    """Seconds of each editor over all its settings and splits, and their mean: settings share much of their work."""
+    count = Counter(row["editor"] for row in rows if row["selection"] in ("grid", "screened"))
+    lines: list[list[str | Markup]] = [
+        [name, number(tried), duration(spent := stages.get(name)), duration(spent / tried if spent else None)]
+        for name, tried in count.items()
     ]
-    numeric = (
-        f"settings with {largest.altered:,} altered",
-        "all settings and splits, with scoring",
-        "the oracle setting, beyond what settings share",
-    )
+    columns = ("settings, over all splits", "in all, with scoring", "mean of a setting")
     return Table(
         "Wall time of the editors",
-        [Column("editor"), *(Column(name, numeric=True) for name in numeric)],
-        rows,
+        [Column("editor"), *(Column(name, numeric=True) for name in columns)],
+        lines,
     )

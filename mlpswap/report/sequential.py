@@ -38,7 +38,8 @@ FIGURES = {
 NEARNESS = "specificity_change_by_distance"
 MODES = {
     "sequential": "Each batch edits what the batches before it left; nothing is taken back. A refit of the fact MLP (swap) "
-    "stores the whole truth as it then stands, so that it has nothing to drift from: what it costs is its time per batch.",
+    "stores the whole truth as it then stands, as well as its construction can, so that it has nothing to drift from: what it "
+    "costs is its time per batch.",
     "independent": "Each batch edits the unedited model: there is nothing to retain.",
     "batch": "All edits were made at once.",
 }
@@ -89,7 +90,7 @@ def sequential_view(results: Mapping[str, Any]) -> SequentialView:
                    "How far the down-projection has come from that of the unedited model, relative to its length. A refit "
                    "takes quite different weights each time, which says nothing about its answers."),
             curves("seconds", "seconds", "seconds per batch", series, editors, None,
-                   "Time that each batch took the editor, without scoring."),
+                   "Time that each batch took the editor, without scoring.", "log"),
         ],
         last=score_table("After the last batch", finals(rows), lambda row: row["editor"], "editor"),
         distance=distance_table(finals(rows)),
@@ -207,6 +208,7 @@ def curves(
     editors: Editors,
     limit: float | None,
     caption: str,
+    scale: str = "linear",
 ) -> Picture:
     """Any one figure over the batches."""
     with drawing():
@@ -214,6 +216,7 @@ def curves(
         axes = _axes(drawn, series, label)
         for editor, rows in series.items():
             _draw(axes, editor, rows, metric, editors, label=editor)
+        axes.set_yscale(scale)
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=1, linestyle=":")
         drawn.legend(loc="outside upper center", ncols=3)
