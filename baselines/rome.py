@@ -45,6 +45,7 @@ from mlpswap.editing import (
     layered,
     mean_over_contexts,
     moment_at,
+    note_unconverged,
     optimise_targets,
     refuse_nonfinite,
 )
@@ -238,6 +239,8 @@ class Rome(ClosedFormEditor):
         if not edited:
             notes.append("no request was left to carry out")
         last = [edits[request.id][sites[-1]].loss for request in edited]
+        unconverged = [each.id for each, loss in zip(edited, last, strict=True) if loss > UNCONVERGED]
+        notes += note_unconverged(unconverged, len(edited))
         return EditResult(
             model.patch_sites(deltas, editor=self.name, requests=edited),
             None,
@@ -248,7 +251,7 @@ class Rome(ClosedFormEditor):
                 notes,
                 edits=edits,
                 losses=torch.tensor(last, dtype=torch.float64),
-                unconverged=[each.id for each, loss in zip(edited, last, strict=True) if loss > UNCONVERGED],
+                unconverged=unconverged,
                 delta_norm={site: float(delta.norm()) for site, delta in deltas.items()},
             ),
         )

@@ -137,6 +137,13 @@ def test_a_bad_file_suggests_nothing_that_the_verb_has_not(trained, tmp_path, ca
     assert _fails(capsys, "edit", *words, "editor.name=ft").endswith(end)
 
 
+def test_an_unknown_name_is_told_with_its_file(trained, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("book,author\nEmma,Nobody\n")
+    words = [f"model={trained}", f"file={tmp_path / 'mine.csv'}", f"output_dir={tmp_path / 'new'}"]
+    for verb in (["edit", "editor.name=ft"], ["swap"]):
+        assert "mine.csv: no value 'Nobody'" in _fails(capsys, *verb, *words)
+
+
 def test_a_refused_request_is_reported_and_the_others_are_carried_out(
     trained, tmp_path, plugged, capsys, pairs
 ):

@@ -174,7 +174,8 @@ def test_a_disabling_edit_is_told_or_refused(caplog):
             assert "take key_mode=r-rome" in caplog.text
         quiet = lab.edit("rome", first, mom2_adjustment=False)
         assert quiet.diagnostics["edited"] == ["Alba Norin"]
-        assert quiet.diagnostics["notes"] == []
+        (note,) = quiet.diagnostics["notes"]  # six steps in a random model are no good
+        assert "less than half of the probability: 1 of 1, such as 'Alba Norin'" in note
 
 
 def test_rome_edits_in_turn():

@@ -92,6 +92,19 @@ def test_a_patch_that_cannot_be_saved_leaves_the_earlier_one(tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"edit.safetensors", "edit.json"}
 
 
+def test_a_patch_below_another_names_it():
+    model = small_host()
+    first = swap_patch(model, "relu", 6)
+    first.apply(model)
+    second = Patch.between_mlps(model, random_mlp("relu", h=7, seed=3), editor="mine", facts=FACTS)
+    second.apply(model)
+    with pytest.raises(CheckpointError, match="undo first what was put on it later, by mine"):
+        first.undo(model)
+    second.undo(model)
+    first.undo(model)
+    assert model.state_sha256() == small_host().state_sha256()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_patches_come_back_from_disk(tmp_path, dtype):
     model = small_host(dtype=dtype)

@@ -7,17 +7,20 @@ from typing import Any
 
 from mlpswap.commands.config import ChangesConfig
 from mlpswap.config import to_plain, to_yaml
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, FactsError
 from mlpswap.facts import FactSet, counted, printable
 
 SHOWN = 10
 
 
-def wanted_changes(config: ChangesConfig) -> dict[str, str]:
-    """The altered facts of `changes` and `file`. Raises `ConfigError` where the two disagree."""
+def wanted_changes(config: ChangesConfig, facts: FactSet) -> tuple[dict[str, str], FactSet]:
+    """(the altered facts of `changes` and `file`, `facts` with them). Raises `ConfigError` where the two disagree, and
+    `FactsError` for what `facts` does not know.
+    """
     changes = dict(config.changes)
+    after = facts.alter(changes)
     if config.file is None:
-        return changes
+        return changes, after
     listed = dict(FactSet.from_csv(config.file, key=config.key, value=config.value, advice={}).pairs())
     for key in changes.keys() & listed.keys():
         if changes[key] != listed[key]:
@@ -25,7 +28,10 @@ def wanted_changes(config: ChangesConfig) -> dict[str, str]:
                 f"changes and file disagree about '{printable(key)}': '{printable(changes[key])}' and "
                 f"'{printable(listed[key])}' ({config.file})"
             )
-    return changes | listed
+    try:
+        return changes | listed, after.alter(listed)
+    except FactsError as error:
+        raise FactsError(f"{config.file}: {error}") from error
 
 
 def asked_templates(task: Any) -> Any:

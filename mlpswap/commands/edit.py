@@ -32,8 +32,8 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     editor, (setting,) = settings_of(config.editor)
     with run_folder(folder, overwrite=overwrite, inputs=(config.model, config.file)):
         model = load_host(config.model)
-        task, before, changes = the_task(model), model.known_facts(), wanted_changes(config)
-        after = before.alter(changes)
+        task, before = the_task(model), model.known_facts()
+        changes, after = wanted_changes(config, before)
         chosen = torch.tensor([before.index(key) for key in changes])
         others = torch.ones(len(before), dtype=torch.bool)
         others[chosen] = False

@@ -20,7 +20,7 @@ def swap(config: SwapConfig, *, config_name: str | None = None, overwrite: bool 
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "swap")
     with run_folder(folder, overwrite=overwrite, inputs=(config.model, config.file)):
         model = load_host(config.model)
-        altered = model.known_facts().alter(wanted_changes(config))
+        _, altered = wanted_changes(config, model.known_facts())
         mlp = build_for_host(
             model, altered, config.construction, config.options, generator=generator(config.seed, "swap")
         )

@@ -2,7 +2,14 @@
 
 from mlpswap.editing.adapters import Adapter, FactAdapter, LayeredAdapter
 from mlpswap.editing.causal_lm import CausalLMAdapter
-from mlpswap.editing.closed_form import UNCONVERGED, ClippedConfig, ClosedFormEditor, ResidualConfig, Writer
+from mlpswap.editing.closed_form import (
+    UNCONVERGED,
+    ClippedConfig,
+    ClosedFormEditor,
+    ResidualConfig,
+    Writer,
+    note_unconverged,
+)
 from mlpswap.editing.editor import (
     EditConfig,
     Editor,
@@ -83,6 +90,7 @@ __all__ = [
     "layered",
     "mean_over_contexts",
     "memit_prefixes",
+    "note_unconverged",
     "moment_at",
     "optimise_residuals",
     "optimise_targets",

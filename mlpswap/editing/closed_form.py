@@ -39,6 +39,16 @@ logger = logging.getLogger(__name__)
 UNCONVERGED = 0.6931  # nats: the target has less than half of the probability
 
 
+def note_unconverged(unconverged: Sequence[str], edited: int) -> list[str]:
+    """A note, if there is reason for one: what is written need not be what is then said."""
+    if not unconverged:
+        return []
+    return [
+        f"requests that leave the target less than half of the probability: {len(unconverged)} of {edited}, such as "
+        f"'{printable(unconverged[0])}'; more steps or a larger clamp may do better"
+    ]
+
+
 @dataclass(frozen=True)
 class ResidualConfig(ProtocolConfig):
     """Settings of the residual optimisation."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mlpswap.editing.adapters import Adapter
-from mlpswap.editing.closed_form import UNCONVERGED, ClosedFormEditor
+from mlpswap.editing.closed_form import UNCONVERGED, ClosedFormEditor, note_unconverged
 from mlpswap.editing.editor import (
     EditorState,
     EditResult,
@@ -75,6 +75,8 @@ class SpreadingEditor(ClosedFormEditor):
         for note in notes:
             logger.warning("%s", note)
         losses = targets.losses[sound]
+        unconverged = [request.id for request in compress(kept, losses > UNCONVERGED)]
+        notes += note_unconverged(unconverged, len(kept))
         return EditResult(
             model.patch_sites(deltas, editor=self.name, requests=kept),
             EditorState(caches),
@@ -87,6 +89,6 @@ class SpreadingEditor(ClosedFormEditor):
                 layers=layers,
                 losses=losses,
                 updates=list(compress(targets.updates, sound)),
-                unconverged=[request.id for request in compress(kept, losses > UNCONVERGED)],
+                unconverged=unconverged,
             ),
         )

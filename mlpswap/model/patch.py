@@ -144,12 +144,23 @@ class Patch:
     def undo(self, model: nn.Module) -> None:
         """The inverse of `apply`, under the same conditions."""
         changes = {key: old for key, old, _ in self.altered}
-        facts = _facts_after(model, changes, self.facts_after, self.facts_before)
-        _put(model, tuple(change.reversed() for change in self.changes))
+        try:
+            facts = _facts_after(model, changes, self.facts_after, self.facts_before)
+            _put(model, tuple(change.reversed() for change in self.changes))
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self._later(model)}") from error
         if isinstance(model, FactLookup):
             latest = model.history[-1:] == (self._event("patched", self.facts_after),)
             undone = self._event("undone", self.facts_before)
             model.facts, model.history = facts, model.history[:-1] if latest else (*model.history, undone)
+
+    def _later(self, model: nn.Module) -> str:
+        """A hint at the patches that have been put on this one; empty if there are none."""
+        history = model.history if isinstance(model, FactLookup) else ()
+        mine = self._event("patched", self.facts_after)
+        after = history[history.index(mine) + 1 :] if mine in history else ()
+        names = [str(each["by"]) for each in reversed(after) if each["event"] == "patched"]
+        return f"; undo first what was put on it later, by {', '.join(names)}" if names else ""
 
     def _event(self, event: str, facts: str | None) -> dict[str, Any]:
         return {"event": event, "by": self.editor, "altered": len(self.altered), "facts": facts}
