@@ -9,18 +9,21 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mlpswap.errors import CheckpointError, MlpSwapError, RunFolderError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SCHEMA = 1
 _EARLY = {"checkpoints", "base"}  # what a run may have written before its config.yaml
 _LEFT_OVER = re.compile(
@@ -32,6 +35,50 @@ _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safe
 def default_folder(config_name: str | None, verb: str) -> Path:
     """Where a run goes whose `output_dir` is null."""
     return Path("runs") / (Path(config_name).stem if config_name else verb)
+
+
+_held: dict[
+    tuple[int, int], int
+] = {}  # folders, by device and inode: an open descriptor, which holds the lock
+
+
+def alone(run: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a run: the folders that it opens are closed to other processes until it returns, or its process ends."""
+
+    @wraps(run)
+    def holding(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = set(_held)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            for folder in set(_held) - before:
+                os.close(_held.pop(folder))
+
+    return holding
+
+
+def _hold(folder: Path) -> None:
+    """Raise `RunFolderError` if another process is at work in the folder, and keep others out from now on."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    about = os.fstat(descriptor)
+    if (about.st_dev, about.st_ino) in _held:
+        os.close(descriptor)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunFolderError(
+            f"output_dir {folder} is in use by another process; wait for its end, or choose another folder"
+        ) from error
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return
+    _held[about.st_dev, about.st_ino] = descriptor
 
 
 @contextmanager
@@ -60,6 +107,9 @@ def run_folder(
     with _usable(folder):
         if folder.exists() and not folder.is_dir():
             raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
+        for place in (folder, aside):
+            if place.is_dir():
+                _hold(place)
         if aside.is_dir() and not (folder / "config.yaml").is_file():  # killed before the new run had begun
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(aside, folder)
@@ -67,9 +117,7 @@ def run_folder(
         fresh = not folder.exists()
         if moved:
             _require_replaceable(folder, inputs)
-            if (
-                aside.is_dir()
-            ):  # the earlier run is the one aside: what a killed one has left in its place is no loss
+            if aside.is_dir():  # the earlier run; what a killed one has left in its place is no loss
                 shutil.rmtree(folder)
             else:
                 os.rename(folder, aside)
@@ -130,6 +178,7 @@ def _open(folder: Path, resume: bool | None) -> None:
         if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
+    _hold(folder)
     probe = folder / f".probe-{os.getpid()}"
     probe.write_text("")
     probe.unlink()

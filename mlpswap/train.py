@@ -16,6 +16,15 @@ from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
 from mlpswap.errors import ConfigError
+from mlpswap.runs import (
+    alone,
+    default_folder,
+    finished,
+    require_same_config,
+    run_folder,
+    write_json,
+    write_text,
+)
 from mlpswap.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -27,11 +36,11 @@ FREE_ON_RESUME = (
 )  # fmt: skip
 
 
+@alone
 def train(
     config: TrainConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:
     """Run the whole of it and return the run folder. Every process of a launch calls this."""
-    from mlpswap.runs import default_folder
     from mlpswap.training.limits import check_memory, one_sentence
 
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "train")
@@ -45,7 +54,6 @@ def _train(config: TrainConfig, folder: Path, resume: bool, overwrite: bool) -> 
     import torch
     from accelerate import Accelerator
 
-    from mlpswap.runs import finished, require_same_config, run_folder, write_text
     from mlpswap.training import setup
     from mlpswap.training.log import RunLog, wandb_ready
 
@@ -121,7 +129,6 @@ def run(
     began: float,
 ) -> Any:
     """Train, evaluate, save and report. Returns the outcome on the first process and None on the others."""
-    from mlpswap.runs import write_json
     from mlpswap.training import setup
     from mlpswap.training.checkpoint import load_checkpoint
     from mlpswap.training.evaluate import evaluate, save_and_show

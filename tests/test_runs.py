@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from mlpswap.errors import CheckpointError, RunFolderError
-from mlpswap.runs import replacing, require_same_config, results, run_folder, write_json, write_tensors
+from mlpswap.runs import alone, replacing, require_same_config, results, run_folder, write_json, write_tensors
 
 
 def open_run_folder(path, **flags):
@@ -195,3 +197,57 @@ def test_settings_that_cannot_be_read_are_named(tmp_path, content):
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.yaml (cannot be read|should hold)"):
         require_same_config(tmp_path, {"a": 1})
+
+
+HOLD = """
+import sys
+from mlpswap.runs import alone, run_folder
+
+@alone
+def run():
+    with run_folder(sys.argv[1], overwrite="overwrite" in sys.argv):
+        if "ready" not in sys.argv:
+            print("held", flush=True)
+            input()
+    print("held", flush=True)
+    input()
+
+run()
+print("released", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("state", ["overwrite", "ready"])
+def test_one_process_at_a_time(tmp_path, state):
+    """While a run gets ready, its earlier one set aside or not, and when it is under way; not afterwards."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if state == "overwrite":
+        for name in ("config.yaml", "results.json"):
+            (folder / name).write_text("old")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for _ in range(2 if state == "overwrite" else 1):
+            assert other.stdout.readline() == "held\n"
+            names = sorted(path.name for path in tmp_path.rglob("*"))
+            for flags in ({}, {"resume": True}, {"overwrite": True}):
+                with pytest.raises(RunFolderError, match="is in use by another process"):
+                    open_run_folder(folder, **flags)
+            assert sorted(path.name for path in tmp_path.rglob("*")) == names
+            other.stdin.write("\n")
+            other.stdin.flush()
+        assert other.stdout.readline() == "released\n"
+        alone(open_run_folder)(folder)
+        alone(open_run_folder)(folder)
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.wait() == 0
+    finally:
+        other.kill()
+        other.communicate()

@@ -24,7 +24,7 @@ from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.model import Patch
 from mlpswap.progress_bar import ProgressBar
-from mlpswap.runs import results, write_json
+from mlpswap.runs import alone, results, write_json
 
 SCREENED = (
     f"grids of more than {KEPT} settings were ranked on a sample of the prompts ({SAMPLE} preserved facts, one paraphrase of "
@@ -47,6 +47,7 @@ class Run:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
+@alone
 def benchmark(
     config: BenchmarkConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:

@@ -9,8 +9,10 @@ from mlpswap.commands.changes import SHOWN, asked_templates, compare, leave, tel
 from mlpswap.commands.config import EditConfig
 from mlpswap.errors import RequestError
 from mlpswap.facts import counted, printable
+from mlpswap.runs import alone, default_folder, run_folder
 
 
+@alone
 def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool = False, **_: Any) -> Path:
     """Nothing is written before the edited model has answered. A request that the editor refuses is reported, not fatal,
     unless it refuses them all.
@@ -25,7 +27,6 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     from mlpswap.model.find import load_host
     from mlpswap.randomness import generator
     from mlpswap.registry import plug_in
-    from mlpswap.runs import default_folder, run_folder
 
     began = time.perf_counter()
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, "edit")

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlpswap.commands.changes import compare, leave, tell
 from mlpswap.commands.config import PatchConfig
+from mlpswap.runs import alone, default_folder, run_folder
 
 
 def apply(config: PatchConfig, **how: Any) -> Path:
@@ -16,13 +17,13 @@ def undo(config: PatchConfig, **how: Any) -> Path:
     return _move(config, "undo", **how)
 
 
+@alone
 def _move(
     config: PatchConfig, verb: str, *, config_name: str | None = None, overwrite: bool = False, **_: Any
 ) -> Path:
     """A new run folder with the changed model and the patch; the model that was read stays as it is."""
     from mlpswap.model import Patch
     from mlpswap.model.find import load_host
-    from mlpswap.runs import default_folder, run_folder
 
     began = time.perf_counter()
     folder = Path(config.output_dir) if config.output_dir else default_folder(config_name, verb)

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
 from mlpswap.runs import (
+    alone,
     default_folder,
     require_same_config,
     results,
@@ -77,6 +78,7 @@ def ablation_plan(config: SequencesConfig) -> Plan:
     )
 
 
+@alone
 def sequences(
     config: SequencesConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:

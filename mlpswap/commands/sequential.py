@@ -6,6 +6,7 @@ from typing import Any
 
 from mlpswap.benchmark.config import SequentialConfig
 from mlpswap.config import to_plain
+from mlpswap.runs import alone, results, write_json
 
 COLUMNS = {
     "immediate_efficacy": "immediate", "retained_efficacy": "retained", "retained_paraphrase": "paraphr.",
@@ -14,6 +15,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@alone
 def sequential(
     config: SequentialConfig,
     *,
@@ -30,7 +32,6 @@ def sequential(
     from mlpswap.benchmark.sequence import Course, make_steps
     from mlpswap.benchmark.sequential import follow
     from mlpswap.progress_bar import ProgressBar
-    from mlpswap.runs import results, write_json
 
     began = time.perf_counter()
     entered = contenders(config.editors)

@@ -10,6 +10,7 @@ from mlpswap.commands.config import StoresConfig
 from mlpswap.config import to_plain, to_yaml
 from mlpswap.progress_bar import ProgressBar
 from mlpswap.runs import (
+    alone,
     default_folder,
     results,
     run_folder,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 AROUND = (1 / 16, 4)  # of a store's capacity: where it is measured by default
 
 
+@alone
 def stores(config: StoresConfig, *, config_name: str | None = None, overwrite: bool = False) -> Path:
     """Measure every store; leave results.json, the points as stores.csv, the capacities as stores.md, and a report."""
     import torch

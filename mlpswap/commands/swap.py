@@ -6,14 +6,15 @@ from typing import Any
 
 from mlpswap.commands.changes import compare, leave, tell, wanted_changes
 from mlpswap.commands.config import SwapConfig
+from mlpswap.runs import alone, default_folder, run_folder
 
 
+@alone
 def swap(config: SwapConfig, *, config_name: str | None = None, overwrite: bool = False, **_: Any) -> Path:
     """Nothing is written before the new MLP stands and has answered."""
     from mlpswap.model import Patch, build_for_host
     from mlpswap.model.find import load_host
     from mlpswap.randomness import generator
-    from mlpswap.runs import default_folder, run_folder
     from mlpswap.training.setup import check_capacity
 
     began = time.perf_counter()

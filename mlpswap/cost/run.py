@@ -13,6 +13,7 @@ from mlpswap.cost.search import Found, Outcome, smallest_size, verify
 from mlpswap.cost.tables import markdown, row_of
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.runs import (
+    alone,
     default_folder,
     require_same_config,
     results,
@@ -38,6 +39,7 @@ FREE_ON_RESUME = (
 )
 
 
+@alone
 def cost(
     config: CostConfig, *, config_name: str | None = None, resume: bool = False, overwrite: bool = False
 ) -> Path:
