@@ -2,7 +2,7 @@
 
     mlpswap VERB --config FILE.yaml key=value ...
 
-Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 interrupted, 141 nobody reads on.
+Exit codes: 0 done, 2 the user's input is wrong (one sentence says where), 130 interrupted, 143 terminated, 141 nobody reads on.
 """
 
 import argparse
@@ -10,9 +10,12 @@ import errno
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -187,7 +190,8 @@ def _main(argv: Sequence[str] | None) -> int:
         config = load_config(load(verb.schema), source, overrides, texts)
         run: Callable[..., Any] = load(verb.run)
         flags = {flag: getattr(arguments, flag) for flag in verb.flags}
-        run(config, config_name=source, **flags)
+        with _terminable():
+            run(config, config_name=source, **flags)
     except (MlpSwapError, MemoryError, RuntimeError) as error:
         if not isinstance(error, MlpSwapError) and not _out_of_memory(error):
             raise
@@ -206,11 +210,32 @@ def _main(argv: Sequence[str] | None) -> int:
         what = "a file" if error.filename is None else os.fsdecode(error.filename)
         print(f"mlpswap: {_safe(what)} cannot be used: {error.strerror}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         hint = "; a run that had begun goes on with --resume" if "resume" in verb.flags else ""
         print(f"mlpswap: interrupted{hint}", file=sys.stderr)
-        return 130
+        return 143 if isinstance(error, Terminated) else 130
     return 0
+
+
+class Terminated(KeyboardInterrupt):
+    """Another process, such as a cluster's scheduler, ends this one: what is half done is cleaned up as after Ctrl-C."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within it SIGTERM raises `Terminated`."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+
+    def terminated(*_: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _own_config(words: Sequence[str]) -> str | None:

@@ -1,7 +1,9 @@
 """The editing benchmark on a small host: rows, selection, patches, refusals."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -255,7 +257,9 @@ def test_damaged_results_do_not_pass_for_a_finished_benchmark(trained, tmp_path,
         _benchmark(folder, trained, "splits=[{altered: 3}]", resume=True)
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(trained, tmp_path, monkeypatch, capsys):
+def test_a_run_that_is_stopped_says_how_it_goes_on_and_names_what_is_in_its_way(
+    trained, tmp_path, monkeypatch, capsys
+):
     words = [
         f"model={trained}",
         f"output_dir={tmp_path / 'run'}",
@@ -269,6 +273,15 @@ def test_a_folder_in_the_place_of_a_file_is_named(trained, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Swap, "edit", stopped)
         assert main(["benchmark", *words]) == 130
+    assert "a run that had begun goes on with --resume" in capsys.readouterr().err
+
+    def terminated(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swap, "edit", terminated)
+        assert main(["benchmark", *words, "--resume"]) == 143
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert "a run that had begun goes on with --resume" in capsys.readouterr().err
     (tmp_path / "run" / "predictions.jsonl").unlink()
     (tmp_path / "run" / "predictions.jsonl").mkdir()
