@@ -1,29 +1,24 @@
 """The editing benchmark on a small host: rows, selection, patches, refusals."""
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import dataclass
 
 import pytest
 import torch
-from mlpswap_baselines.rome import Rome
 
 from mlpswap.benchmark.base import the_task
 from mlpswap.benchmark.config import BenchmarkConfig
 from mlpswap.benchmark.contest import with_ridge
-from mlpswap.benchmark.progress import Progress
-from mlpswap.benchmark.run import benchmark
 from mlpswap.benchmark.splits import make_split
 from mlpswap.benchmark.ties import TIE_RULE
 from mlpswap.cli import main
 from mlpswap.config import load_config
 from mlpswap.editing import SecondMoment
-from mlpswap.editing.swap import Swap
 from mlpswap.errors import CheckpointError, ConfigError
 from mlpswap.model import MlpSwapForCausalLM, Patch
 from tests.conftest import train_run
+from tests.contests import run_benchmark, untimed
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +26,10 @@ def model(trained):
     return MlpSwapForCausalLM.from_pretrained(trained / "model")
 
 
-def _benchmark(folder, trained, *overrides, **flags):
-    words = [f"model={trained}", f"output_dir={folder}", "report=false", *overrides]
-    return benchmark(load_config(BenchmarkConfig, None, words), **flags)
-
-
 @pytest.fixture(scope="module")
 def run(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark") / "run"
-    return _benchmark(
+    return run_benchmark(
         folder, trained, "splits=[{altered: 3}, {altered: 6, preserved: 20}]",
         "editors=[{name: swap}, {name: rome, steps: 100, lr: 0.5}, {name: memit, grid: released}]",
     )  # fmt: skip
@@ -112,7 +102,7 @@ def test_predictions_hold_the_top_five_of_every_editor(run):
 
 
 def test_an_editor_may_stand_twice_with_other_options(trained, tmp_path):
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run", trained, "splits=[{altered: 3}]",
         "editors=[{name: rome, steps: 1}, {name: swap}, {name: rome, steps: 100, lr: 0.5}, {name: swap, label: wide_h-1.5}]",
     )  # fmt: skip
@@ -174,13 +164,13 @@ def test_a_split_that_cannot_be_leaves_nothing_behind(trained, tmp_path, splits,
     """Nothing is trained and no folder begun, whose half of a run the next try would stumble over."""
     folder = tmp_path / "run"
     with pytest.raises(ConfigError, match=message):
-        _benchmark(folder, trained, f"splits={splits}", *([] if base == "given" else ["model=null"]))
+        run_benchmark(folder, trained, f"splits={splits}", *([] if base == "given" else ["model=null"]))
     assert not folder.exists()
 
 
 def test_a_base_without_sentences_is_refused_before_it_is_trained(trained, tmp_path):
     with pytest.raises(ConfigError, match="base = ssfr_tiny is a host of SSFR"):
-        _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]", "model=null", "base=ssfr_tiny")
+        run_benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]", "model=null", "base=ssfr_tiny")
     assert not (tmp_path / "run").exists()
 
 
@@ -190,7 +180,7 @@ def test_a_base_whose_own_run_is_damaged_is_refused_at_once(trained, tmp_path, f
     shutil.copytree(trained, tmp_path / "base")
     (tmp_path / "base" / file).write_text('{"kind": ')
     with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
-        _benchmark(tmp_path / "run", tmp_path / "base", "splits=[{altered: 3}]")
+        run_benchmark(tmp_path / "run", tmp_path / "base", "splits=[{altered: 3}]")
     assert not (tmp_path / "run").exists()
 
 
@@ -201,7 +191,7 @@ def test_a_host_that_was_edited_is_a_base_too(trained, tmp_path, capsys):
     edited = tmp_path / "edited"
     words = [f"model={trained}", f"changes={changes}", "editor={name: swap}", f"output_dir={edited}"]
     assert main(["edit", *words]) == 0
-    folder = _benchmark(tmp_path / "run", edited, "splits=[{altered: 3}]", "report=true")
+    folder = run_benchmark(tmp_path / "run", edited, "splits=[{altered: 3}]", "report=true")
     assert (folder / "report.html").is_file()
     assert json.loads((folder / "results.json").read_text())["base"] is None
 
@@ -222,76 +212,9 @@ def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys):
     assert (tmp_path / "run" / "results.json").is_file()
 
 
-GOOD = {"event": "setting", "model": "m", "split": "3", "editor": "e", "rows": [{"error": None}]}
-STRANGE = [
-    b"5", b"null", b"[]", b"{}", b'{"event": "edi', '{"a": "é'.encode()[:-1], b"\xff\xfe", b"[" * 100_000,
-    *(json.dumps(GOOD | change).encode() for change in (
-        {"rows": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"event": "editor"}, {"model": 3},
-    )),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("line", STRANGE)
-def test_lines_of_another_form_are_dropped_and_counted(tmp_path, caplog, line):
-    """A kill cuts the last one short, be it within a character."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(line + b"\n" + json.dumps(GOOD).encode() + b"\n" + line)
-    assert Progress(tmp_path, "m").lines == [GOOD]
-    assert "2 unreadable lines are dropped" in caplog.text
-    assert json.loads(path.read_text()) == GOOD
-
-
-def test_what_another_model_did_is_neither_used_nor_lost(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl holds results of another model"):
-        Progress(tmp_path, "other")
-    assert json.loads(path.read_text()) == GOOD
-
-
-@pytest.mark.parametrize("content", ["{", '{"kind": "train"}'])
-def test_damaged_results_do_not_pass_for_a_finished_benchmark(trained, tmp_path, content):
-    folder = _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]")
-    (folder / "results.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"results\.json"):
-        _benchmark(folder, trained, "splits=[{altered: 3}]", resume=True)
-
-
-def test_a_run_that_is_stopped_says_how_it_goes_on_and_names_what_is_in_its_way(
-    trained, tmp_path, monkeypatch, capsys
-):
-    words = [
-        f"model={trained}",
-        f"output_dir={tmp_path / 'run'}",
-        "splits=[{altered: 3}]",
-        "editors=[{name: swap}]",
-    ]
-
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Swap, "edit", stopped)
-        assert main(["benchmark", *words]) == 130
-    assert "a run that had begun goes on with --resume" in capsys.readouterr().err
-
-    def terminated(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Swap, "edit", terminated)
-        assert main(["benchmark", *words, "--resume"]) == 143
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert "a run that had begun goes on with --resume" in capsys.readouterr().err
-    (tmp_path / "run" / "predictions.jsonl").unlink()
-    (tmp_path / "run" / "predictions.jsonl").mkdir()
-    assert main(["benchmark", *words, "--resume"]) == 2
-    assert "predictions.jsonl cannot be used: Is a directory" in capsys.readouterr().err
-
-
 def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):
     """In the files of patches and in the metrics, by a number; in the rows, by how many are preserved."""
-    folder = _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}, {altered: 3, preserved: 20}]")
+    folder = run_benchmark(tmp_path / "run", trained, "splits=[{altered: 3}, {altered: 3, preserved: 20}]")
     results = json.loads((folder / "results.json").read_text())
     assert results["metrics"].keys() == {"swap_score_harmonic_3", "swap_score_harmonic_3-2"}
     assert sorted(path.name for path in (folder / "patches").glob("*.safetensors")) == [
@@ -318,28 +241,23 @@ HOWS = [
 ]
 
 
-def _scores(rows, editor):
-    """All but the times."""
-    return [row | {"seconds": None} for row in rows if row["editor"] == editor]
-
-
 @pytest.fixture(scope="module")
 def alone(trained, tmp_path_factory):
     """Rows of the swap without any other editor."""
-    folder = _benchmark(tmp_path_factory.mktemp("alone") / "run", trained, "splits=[{altered: 3}]")
-    return _scores(json.loads((folder / "results.json").read_text())["rows"], "swap")
+    folder = run_benchmark(tmp_path_factory.mktemp("alone") / "run", trained, "splits=[{altered: 3}]")
+    return untimed(json.loads((folder / "results.json").read_text())["rows"], "swap")
 
 
 def test_a_broken_editor_costs_its_own_rows_only(trained, tmp_path, plugged, capsys, alone):
     """Whatever it does: its row says why, the table too, and the editors after it find the model as it was."""
     plugged("mlpswap.editors", broken="Broken", broken_grid="BrokenGrid")
     broken = ", ".join(f"{{name: broken, how: {how}}}" for how in HOWS)
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run", trained, "splits=[{altered: 3}]", "report=true",
         f"editors=[{broken}, {{name: broken_grid, grid: released}}, {{name: swap}}]",
     )  # fmt: skip
     results, out = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
-    assert _scores(results["rows"], "swap") == alone
+    assert untimed(results["rows"], "swap") == alone
     failed = {
         row["setting"]["how"]: row["error"]
         for row in results["rows"]
@@ -365,7 +283,7 @@ def test_a_broken_editor_costs_its_own_rows_only(trained, tmp_path, plugged, cap
 
 def test_a_benchmark_without_a_single_score_is_told(trained, tmp_path, plugged, capsys):
     plugged("mlpswap.editors", broken="Broken")
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run", trained, "splits=[{altered: 3}]", "report=true", "editors=[{name: broken}]"
     )
     assert "fewer than two editors were scored" in (folder / "report.html").read_text()
@@ -373,7 +291,7 @@ def test_a_benchmark_without_a_single_score_is_told(trained, tmp_path, plugged, 
 
 
 def test_editors_that_need_preserved_facts_say_so_and_the_others_run(trained, tmp_path, capsys):
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run",
         trained,
         "splits=[{altered: 3, preserved: 0}]",
@@ -386,7 +304,7 @@ def test_editors_that_need_preserved_facts_say_so_and_the_others_run(trained, tm
 
 def test_refused_requests_are_counted_in_a_note(trained, tmp_path):
     """An editor that left requests out scores low for that reason, which the reader must not have to guess."""
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run",
         trained,
         "splits=[{altered: 3}]",
@@ -397,45 +315,8 @@ def test_refused_requests_are_counted_in_a_note(trained, tmp_path):
     assert "memit: 3 of 3 requests refused: NaN or infinity in its key, residual or loss" in notes
 
 
-def test_an_interrupted_benchmark_goes_on_where_it_stopped(trained, tmp_path, monkeypatch):
-    """Finished editors are not run again; rows, answers and patches are those of a run in one go."""
-    words = [
-        "splits=[{altered: 3}, {altered: 6}]",
-        "editors=[{name: swap}, {name: rome, steps: 100, lr: 0.5}]",
-    ]
-    folder = tmp_path / "run"
-    ran = []
-
-    def edit(self, *args, edit=Swap.edit, **kwargs):
-        ran.append(self.name)
-        return edit(self, *args, **kwargs)
-
-    def stopped(self, *args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Swap, "edit", edit)
-    with monkeypatch.context() as patch:
-        patch.setattr(Rome, "edit_grid", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            _benchmark(folder, trained, *words)
-    path = folder / "metrics.jsonl"
-    assert [json.loads(line)["editor"] for line in path.read_text().splitlines()] == ["swap"]
-    path.write_text(path.read_text() + '{"event": "edi')  # a kill in the middle of a line
-    with pytest.raises(CheckpointError, match="other settings"):
-        _benchmark(folder, trained, *words, "seed=1", resume=True)
-    _benchmark(folder, trained, *words, resume=True)
-    assert len(ran) == 2  # one for each split
-    whole = _benchmark(tmp_path / "whole", trained, *words)
-    one, other = (json.loads((each / "results.json").read_text()) for each in (folder, whole))
-    for name in ("swap", "rome"):
-        assert _scores(one["rows"], name) == _scores(other["rows"], name)
-    assert one["answers"] == other["answers"]
-    assert one["stages"].keys() == other["stages"].keys()
-    assert (folder / "predictions.jsonl").read_text() == (whole / "predictions.jsonl").read_text()
-
-
 def test_the_table_says_what_a_tie_is(trained, tmp_path, capsys):
-    _benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]")
+    run_benchmark(tmp_path / "run", trained, "splits=[{altered: 3}]")
     assert TIE_RULE in capsys.readouterr().out
 
 
@@ -461,12 +342,12 @@ def test_a_host_of_ssfr_is_refused(tmp_path):
         "mlp={construction: hebbian, h: 64}",
     )
     with pytest.raises(ConfigError, match="SSFR"):
-        _benchmark(tmp_path / "run", folder, "splits=[{altered: 3}]")
+        run_benchmark(tmp_path / "run", folder, "splits=[{altered: 3}]")
 
 
 def test_nothing_preserved_is_reported_as_missing_not_as_zero(trained, tmp_path):
     """Without preserved facts specificity has no facts: null in the file, and no score."""
-    folder = _benchmark(
+    folder = run_benchmark(
         tmp_path / "run", trained, "splits=[{altered: 3, preserved: 0}]", "editors=[{name: swap}]"
     )
     rows = json.loads((folder / "results.json").read_text())["rows"]

@@ -19,7 +19,7 @@ from mlpswap.benchmark.splits import preserved_statistics, requests_of
 from mlpswap.cli import main
 from mlpswap.commands.sequential import sequential
 from mlpswap.config import load_config
-from mlpswap.editing import EditorState, HostAdapter, exact, statistics_of
+from mlpswap.editing import HostAdapter, exact, statistics_of
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.editing.locality import answers, mean_kl, nearest_cosine
 from mlpswap.errors import ConfigError, FactsError
@@ -27,14 +27,8 @@ from mlpswap.model import MlpSwapForCausalLM, Patch
 from mlpswap.model.patch import same_bits
 from mlpswap.progress_bar import ProgressBar
 from tests import test_report
+from tests.contests import EVERY, STRONG, run_sequence
 from tests.hosts import small_host
-
-STRONG = {"steps": 100, "lr": 0.5, "clip": None, "lam": 1e-2}
-EVERY = [
-    {"name": "rome", "steps": 50, "lr": 0.5}, {"name": "memit", **STRONG}, {"name": "memit", "cache": True, **STRONG},
-    {"name": "alphaedit", "steps": 50, "lr": 0.5, "clip": None, "null_threshold": None, "null_energy": 0.2, "l2": 0.1},
-    {"name": "ft", "lr": 1e-2, "clamp": None}, {"name": "swap", "construction": "hebbian"},
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -277,14 +271,11 @@ def test_memits_cache_protects_earlier_edits():
     assert moved[1] < moved[0]
 
 
-def _run(folder, trained, *words, **flags):
-    given = [f"model={trained}", f"output_dir={folder}", "derange=true", "batches=2", "size=4", *words]
-    return sequential(load_config(SequentialConfig, None, given), **flags)
-
-
 @pytest.fixture(scope="module")
 def run(trained, tmp_path_factory):
-    return _run(tmp_path_factory.mktemp("sequential") / "run", trained, f"editors={json.dumps(EVERY)}")
+    return run_sequence(
+        tmp_path_factory.mktemp("sequential") / "run", trained, f"editors={json.dumps(EVERY)}"
+    )
 
 
 def test_a_run_has_a_row_for_each_batch_of_each_editor(run):
@@ -340,7 +331,9 @@ def test_on_the_tiny_preset_only_swap_keeps_old_edits_and_old_facts(tmp_path):
 
 def test_a_collapse_is_told_once(trained, tmp_path, capsys):
     """FT without a box at a huge rate ruins the model; the note names the batch, and later rows stay marked."""
-    folder = _run(tmp_path / "run", trained, "editors=[{name: ft, lr: 10.0, clamp: null}]", "report=false")
+    folder = run_sequence(
+        tmp_path / "run", trained, "editors=[{name: ft, lr: 10.0, clamp: null}]", "report=false"
+    )
     results = json.loads((folder / "results.json").read_text())
     assert [row["collapsed"] for row in results["rows"]] == [True, True]
     (note,) = [note for note in results["notes"] if "collapsed" in note]
@@ -352,7 +345,7 @@ def test_a_broken_editor_ends_its_own_sequence_only(trained, tmp_path, plugged):
     plugged("mlpswap.editors", broken="Broken")
     entries = [{"name": "broken", "how": how} for how in ("raise", "nothing", "in place", "infinite")]
     entries.append({"name": "swap", "construction": "hebbian"})
-    folder = _run(tmp_path / "run", trained, f"editors={json.dumps(entries)}")
+    folder = run_sequence(tmp_path / "run", trained, f"editors={json.dumps(entries)}")
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert [row["editor"] for row in rows] == ["broken", "broken-2", "broken-3", "broken-4", "swap", "swap"]
     wanted = ("ZeroDivisionError", "found NoneType", "changed the model itself", "NaN or infinity")
@@ -360,101 +353,6 @@ def test_a_broken_editor_ends_its_own_sequence_only(trained, tmp_path, plugged):
         assert reason in row["error"]
     assert rows[-1]["error"] is None
     assert (folder / "report.html").exists()
-
-
-@pytest.mark.parametrize("mode", ["sequential", "independent"])
-def test_an_interrupted_run_goes_on_with_the_next_batch(trained, tmp_path, monkeypatch, mode):
-    """To the last bit, with what the editor carries from batch to batch."""
-    words = [
-        "report=false",
-        "batches=4",
-        f"mode={mode}",
-        f"editors={json.dumps([EVERY[-1], EVERY[2]])}",  # swap, and MEMIT with its cache
-    ]
-    edit, calls = Memit.edit, []
-
-    def stopped(self, *args, **kwargs):
-        calls.append(kwargs["state"])
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return edit(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Memit, "edit", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            _run(tmp_path / "run", trained, *words)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["editor"] for line in lines] == ["swap", "memit", "memit"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Memit, "edit", stopped)
-        _run(tmp_path / "run", trained, *words, resume=True)
-    assert len(calls) == 3 + 2
-    _run(tmp_path / "whole", trained, *words)
-    one, other = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
-    assert _scores(one["rows"]) == _scores(other["rows"])
-    assert sorted(path.name for path in (tmp_path / "run" / "patches").glob("*")) == sorted(
-        path.name for path in (tmp_path / "whole" / "patches").glob("*")
-    )
-    if mode == "sequential":
-        patches = (Patch.load(tmp_path / name / "patches" / "memit.safetensors") for name in ("run", "whole"))
-        first, second = (patch.changes[0].new["down.weight"] for patch in patches)
-        assert same_bits(first, second)
-
-
-def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
-    """An editor that carries something of its own begins anew."""
-
-    class Own(EditorState):
-        pass
-
-    halfway = Halfway(Progress(tmp_path, base.fingerprint), "sequential", "own", tmp_path / "halfway")
-    halfway.add({"batch": 1, "error": None}, None, Own({}))
-    assert halfway.rows() == []
-    halfway.add({"batch": 1, "error": None}, None, EditorState({}))
-    assert len(halfway.rows()) == 1
-
-
-@pytest.mark.parametrize("lost", ["line", "state"])
-def test_a_state_that_does_not_fit_the_last_line_is_not_used(trained, tmp_path, monkeypatch, caplog, lost):
-    """A kill may cost the latest line; a lost state costs the editor's batches, but never changes a number."""
-    words = ["report=false", "batches=5", f"editors={json.dumps([EVERY[2]])}"]
-    edit, folder, calls = Memit.edit, tmp_path / "run", []
-
-    def stopped(self, *args, **kwargs):
-        calls.append(kwargs["state"])
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return edit(self, *args, **kwargs)
-
-    monkeypatch.setattr(Memit, "edit", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        _run(folder, trained, *words)
-    if lost == "line":
-        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
-    else:
-        (folder / "patches" / "memit" / "state_0003.safetensors").unlink()
-    calls[:] = [None] * 4
-    _run(folder, trained, *words, resume=True)
-    assert len(calls) - 4 == (3 if lost == "line" else 5)
-    assert ("state after batch 3 is lost" in caplog.text) == (lost == "state")
-    _run(tmp_path / "whole", trained, *words)
-    one, other = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
-    assert _scores(one["rows"]) == _scores(other["rows"])
-
-
-def test_a_damaged_file_of_an_interrupted_run_is_named(trained, base, tmp_path, capsys):
-    words = ["report=false", "editors=[{name: memit, cache: true, steps: 10, lr: 0.5}]"]
-    folder = _run(tmp_path / "run", trained, *words)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    row = lines[0]["rows"][0]
-    (folder / "results.json").unlink()
-    progress = Progress(folder, base.fingerprint)
-    progress.lines = []
-    progress._write()
-    progress.add_setting("sequential", "memit", rows=[row])
-    assert main(["sequential", "--resume", f"output_dir={folder}"]) == 2
-    assert "batch_0001.safetensors cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""Short benchmarks and sequences of edits on the host of the fixture `trained`."""
+
+from mlpswap.benchmark.config import BenchmarkConfig, SequentialConfig
+from mlpswap.benchmark.run import benchmark
+from mlpswap.commands.sequential import sequential
+from mlpswap.config import load_config
+
+STRONG = {"steps": 100, "lr": 0.5, "clip": None, "lam": 1e-2}
+EVERY = [
+    {"name": "rome", "steps": 50, "lr": 0.5}, {"name": "memit", **STRONG}, {"name": "memit", "cache": True, **STRONG},
+    {"name": "alphaedit", "steps": 50, "lr": 0.5, "clip": None, "null_threshold": None, "null_energy": 0.2, "l2": 0.1},
+    {"name": "ft", "lr": 1e-2, "clamp": None}, {"name": "swap", "construction": "hebbian"},
+]  # fmt: skip
+
+
+def run_benchmark(folder, trained, *overrides, **flags):
+    words = [f"model={trained}", f"output_dir={folder}", "report=false", *overrides]
+    return benchmark(load_config(BenchmarkConfig, None, words), **flags)
+
+
+def run_sequence(folder, trained, *words, **flags):
+    given = [f"model={trained}", f"output_dir={folder}", "derange=true", "batches=2", "size=4", *words]
+    return sequential(load_config(SequentialConfig, None, given), **flags)
+
+
+def untimed(rows, editor=None):
+    """All but the times, of one editor or all."""
+    return [row | {"seconds": None} for row in rows if editor in (None, row["editor"])]
