@@ -207,7 +207,7 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         if arguments.debug:
             traceback.print_exc()
-        what = "a file" if error.filename is None else os.fsdecode(error.filename)
+        what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
         print(f"mlpswap: {_safe(what)} cannot be used: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the run folder, atomic files, and the environment that the results were made in."""
+"""What a run leaves behind: atomic files, its settings and results, and the environment that they were made in."""
 
 import csv
 import io
@@ -6,182 +6,22 @@ import json
 import math
 import os
 import platform
-import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mlpswap.errors import CheckpointError, MlpSwapError, RunFolderError
+from mlpswap.errors import CheckpointError, RunFolderError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-P = ParamSpec("P")
-T = TypeVar("T")
 SCHEMA = 1
-_EARLY = {"checkpoints", "base"}  # what a run may have written before its config.yaml
-_LEFT_OVER = re.compile(
-    r"\.(probe-\d+|.+\.\d+\.tmp)"
-)  # of a kill in the middle of a write: nothing else has such names
 _VERSIONS = ("mlpswap", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
-
-
-def default_folder(config_name: str | None, verb: str) -> Path:
-    """Where a run goes whose `output_dir` is null."""
-    return Path("runs") / (Path(config_name).stem if config_name else verb)
-
-
-_held: dict[
-    tuple[int, int], int
-] = {}  # folders, by device and inode: an open descriptor, which holds the lock
-
-
-def alone(run: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of a run: the folders that it opens are closed to other processes until it returns, or its process ends."""
-
-    @wraps(run)
-    def holding(*args: P.args, **kwargs: P.kwargs) -> T:
-        before = set(_held)
-        try:
-            return run(*args, **kwargs)
-        finally:
-            for folder in set(_held) - before:
-                os.close(_held.pop(folder))
-
-    return holding
-
-
-def _hold(folder: Path) -> None:
-    """Raise `RunFolderError` if another process is at work in the folder, and keep others out from now on."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    about = os.fstat(descriptor)
-    if (about.st_dev, about.st_ino) in _held:
-        os.close(descriptor)
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RunFolderError(
-            f"output_dir {folder} is in use by another process; wait for its end, or choose another folder"
-        ) from error
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return
-    _held[about.st_dev, about.st_ino] = descriptor
-
-
-@contextmanager
-def run_folder(
-    path: str | Path,
-    *,
-    resume: bool | None = None,
-    overwrite: bool = False,
-    inputs: tuple[str | Path | None, ...] = (),
-) -> Iterator[Path]:
-    """Create the folder of a run, or take it up again, and yield it while the run gets ready.
-
-    With `overwrite` an earlier run is moved aside, to `.NAME.replaced`; it comes back if the block fails, and is deleted when
-    the block is left. After a kill it stays there until another block is left, and comes back where the killed run has no
-    `config.yaml` yet. A new folder goes, too, if the block fails before it has written one. `inputs` are files or folders
-    that the new run reads, which must lie elsewhere. `resume` is None for a run that cannot be resumed.
-
-    Raises `RunFolderError` in the first second, rather than at the end, if the folder cannot be written, if it holds a finished
-    run and neither `resume` nor `overwrite` is set, or if it holds an unfinished run that would be mixed up with a new one.
-    """
-    folder = Path(path)
-    whole = Path(os.path.abspath(folder))
-    aside = whole.parent / f".{whole.name}.replaced"
-    if resume and overwrite:
-        raise RunFolderError("--resume and --overwrite exclude each other")
-    with _usable(folder):
-        if folder.exists() and not folder.is_dir():
-            raise RunFolderError(f"output_dir {folder} is a file; expected a folder")
-        for place in (folder, aside):
-            if place.is_dir():
-                _hold(place)
-        if aside.is_dir() and not (folder / "config.yaml").is_file():  # killed before the new run had begun
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(aside, folder)
-        moved = overwrite and folder.exists()
-        fresh = not folder.exists()
-        if moved:
-            _require_replaceable(folder, inputs)
-            if aside.is_dir():  # the earlier run; what a killed one has left in its place is no loss
-                shutil.rmtree(folder)
-            else:
-                os.rename(folder, aside)
-    try:
-        with _usable(folder):
-            _open(folder, resume)
-        yield folder
-    except BaseException:
-        if moved or (fresh and not (folder / "config.yaml").exists()):  # else there is a run to go on with
-            shutil.rmtree(folder, ignore_errors=True)
-        if moved:
-            os.rename(aside, folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _usable(folder: Path) -> Iterator[None]:
-    """Say of which folder it is that the system complains: too long a name, a read-only disk, no permission."""
-    try:
-        yield
-    except MlpSwapError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(f"output_dir {folder} cannot be written: {reason}") from error
-
-
-def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) -> None:
-    if any(folder.iterdir()) and not (folder / "config.yaml").is_file():
-        raise RunFolderError(
-            f"output_dir {folder} holds no run (no config.yaml): --overwrite would delete other files"
-        )
-    for given in inputs:
-        if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
-            raise RunFolderError(
-                f"{given} lies in output_dir {folder}, which --overwrite replaces; choose another folder"
-            )
-
-
-def _open(folder: Path, resume: bool | None) -> None:
-    begun = (folder / "config.yaml").exists()
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [name for name in names if name not in _EARLY and not _LEFT_OVER.fullmatch(name)]
-    if foreign and not begun:
-        raise RunFolderError(
-            f"output_dir {folder} holds other files, such as {foreign[0]}; choose an empty folder"
-        )
-    if not resume:
-        if (folder / "results.json").exists():
-            raise RunFolderError(
-                f"output_dir {folder} holds a finished run; choose another, or pass --overwrite"
-            )
-        if begun:
-            way = "--overwrite" if resume is None else "--resume to go on or --overwrite"
-            raise RunFolderError(f"output_dir {folder} holds an unfinished run; pass {way} to start again")
-    for path in list(folder.rglob(".*")):
-        if _LEFT_OVER.fullmatch(path.name):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    _hold(folder)
-    probe = folder / f".probe-{os.getpid()}"
-    probe.write_text("")
-    probe.unlink()
 
 
 def finished(folder: Path, kind: str) -> bool:

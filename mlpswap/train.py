@@ -16,15 +16,8 @@ from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
 from mlpswap.errors import ConfigError
-from mlpswap.runs import (
-    alone,
-    default_folder,
-    finished,
-    require_same_config,
-    run_folder,
-    write_json,
-    write_text,
-)
+from mlpswap.run_folder import alone, default_folder, run_folder
+from mlpswap.runs import finished, require_same_config, write_json, write_text
 from mlpswap.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)

@@ -133,8 +133,13 @@ def test_a_grid_goes_on_where_it_stopped(trained, tmp_path, monkeypatch, screen)
             _benchmark(folder, trained, *words)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["setting"] * 5
+    for line in lines:
+        line["took"] = 1000.0  # seconds, which count on
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     resumed = _benchmark(folder, trained, *words, resume=True)
     whole = _benchmark(tmp_path / "whole", trained, *words)
     assert _plain(resumed["rows"]) == _plain(whole["rows"])
+    assert resumed["stages"]["memit"] - 5000 < 1000 > whole["stages"]["memit"]
+    assert resumed["stages"]["memit"] > 5000
     files = [each / "patches" / "memit_6.safetensors" for each in (folder, tmp_path / "whole")]
     assert files[0].read_bytes() == files[1].read_bytes()

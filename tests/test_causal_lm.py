@@ -332,6 +332,32 @@ def test_models_that_cannot_be_edited(kind, message):
         CausalLMAdapter(small(kind))
 
 
+def test_a_wrapped_model_and_one_with_nan():
+    """What a compiler or an adapter of weights wraps is still a causal LM; NaN has its own errors, later."""
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.inner, name)
+
+        def forward(self, **given):
+            return self.inner(**given)
+
+    assert (
+        CausalLMAdapter(Wrapped(random_model("llama")))._sites[2].name == "inner.model.layers.2.mlp.down_proj"
+    )
+    model = random_model("gpt2")
+    with torch.no_grad():
+        model.transformer.wte.weight[0] = torch.nan
+    assert CausalLMAdapter(model).sites() == [0, 1, 2]
+
+
 def test_arguments_that_mean_nothing():
     with pytest.raises(ConfigError, match="expected a causal language model of transformers, found Linear"):
         CausalLMAdapter(nn.Linear(2, 2))

@@ -43,6 +43,21 @@ def test_lines_of_another_form_are_dropped_and_counted(tmp_path, caplog, line):
     assert json.loads(path.read_text()) == GOOD
 
 
+def test_an_editors_line_takes_the_place_of_its_settings_at_once(tmp_path, monkeypatch):
+    """A disk that is full then must not cost what the settings have found."""
+    progress = Progress(tmp_path, "m")
+    progress.add_setting("3", "e", rows=[{"error": None}])
+    before = progress.path.read_text()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mlpswap.benchmark.progress.write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        progress.add("3", "e", rows=[{"error": None}], seconds=1.0, patch=False)
+    assert progress.path.read_text() == before
+
+
 def test_what_another_model_did_is_neither_used_nor_lost(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(GOOD) + "\n")

@@ -163,17 +163,15 @@ def test_a_refused_request_is_reported_and_the_others_are_carried_out(
 
 
 def test_a_request_for_what_is_known_is_counted_and_has_no_edit(trained, tmp_path, capsys, pairs):
-    """To write what is there already can only do harm."""
+    """To write what is there already can only do harm: the edit is that of the other requests, with this fact preserved."""
     known = dict(list(_model(trained).facts.pairs())[5:6])
-    words = [
-        "edit",
-        f"model={trained}",
-        f"changes={json.dumps(pairs | known)}",
-        f"output_dir={tmp_path / 'new'}",
-    ]
-    assert main([*words, "editor.name=rome", *STRONG]) == 0
-    assert "note: 1 request asked for what the model tells already" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "new" / "results.json").read_text())["rows"]) == 2
+    for name, changes in (("with", pairs | known), ("without", pairs)):
+        words = [f"model={trained}", f"changes={json.dumps(changes)}", f"output_dir={tmp_path / name}"]
+        assert main(["edit", *words, "editor.name=memit", "editor.lam=1", *STRONG]) == 0
+        told = "note: 1 request asked for what the model tells already" in capsys.readouterr().out
+        assert told == (name == "with")
+    assert _model(tmp_path / "with").state_sha256() == _model(tmp_path / "without").state_sha256()
+    assert len(json.loads((tmp_path / "with" / "results.json").read_text())["rows"]) == 2
 
 
 def test_other_facts_that_an_edit_costs_are_told(trained, tmp_path, capsys, pairs):

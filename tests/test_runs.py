@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mlpswap.errors import CheckpointError, RunFolderError
-from mlpswap.runs import alone, replacing, require_same_config, results, run_folder, write_json, write_tensors
+from mlpswap.run_folder import alone, run_folder
+from mlpswap.runs import replacing, require_same_config, results, write_json, write_tensors
 
 
 def open_run_folder(path, **flags):
@@ -23,6 +24,13 @@ def _fail_in(path, **flags):
     with run_folder(path, **flags) as folder:
         (folder / "checkpoints").mkdir(exist_ok=True)
         raise ValueError("the new run cannot start")
+
+
+def _interrupted_in(path, settings):
+    with run_folder(path, overwrite=True, resume=False) as folder:
+        if settings:
+            (folder / "config.yaml").write_text("new")
+        raise KeyboardInterrupt
 
 
 def test_an_overwritten_run_comes_back_when_the_new_one_fails(tmp_path):
@@ -83,6 +91,78 @@ def test_a_kill_while_a_run_is_replaced_loses_nothing(tmp_path):
         open_run_folder(folder, overwrite=True)
         assert list(folder.iterdir()) == []
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_interrupted_start_is_kept_once_it_has_its_settings(tmp_path):
+    """It may have trained a base for hours; the run that it replaces is kept, too, until it goes on."""
+    folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
+    folder.mkdir()
+    for name in ("config.yaml", "results.json"):
+        (folder / name).write_text("old")
+    for settings in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted_in(folder, settings)
+        assert (folder / "config.yaml").read_text() == ("new" if settings else "old")
+        assert aside.is_dir() == settings
+    open_run_folder(folder, resume=True)
+    assert (folder / "config.yaml").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_lies_beside_a_run_set_aside_is_not_deleted(tmp_path):
+    folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
+    for place, name in ((aside, "config.yaml"), (folder, "thesis.tex")):
+        place.mkdir()
+        (place / name).write_text("mine")
+    for flags in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(RunFolderError, match=r"thesis\.tex.*\.run\.replaced.*move one of them away"):
+            open_run_folder(folder, **flags)
+    assert (folder / "thesis.tex").read_text() == (aside / "config.yaml").read_text() == "mine"
+
+
+def test_a_finished_run_is_never_taken_for_a_killed_one(tmp_path):
+    """A folder that could not be deleted may still be set aside."""
+    folder, aside = tmp_path / "run", tmp_path / ".run.replaced"
+    for place, text in ((aside, "one"), (folder, "two")):
+        place.mkdir()
+        for name in ("config.yaml", "results.json"):
+            (place / name).write_text(text)
+    with pytest.raises(ValueError, match="cannot start"):
+        _fail_in(folder, overwrite=True)
+    assert (folder / "results.json").read_text() == "two"
+
+
+def test_behind_a_link_lies_the_folder_itself(tmp_path):
+    disk, link = tmp_path / "disk" / "run", tmp_path / "run"
+    disk.mkdir(parents=True)
+    link.symlink_to(disk)
+    for _ in range(2):
+        (disk / "config.yaml").write_text("old")
+        (disk / "results.json").write_text("old")
+        open_run_folder(link, overwrite=True)
+        assert link.is_symlink()
+        assert list(disk.iterdir()) == []
+        assert [path.name for path in disk.parent.iterdir()] == ["run"]
+
+
+def test_a_folder_that_another_has_just_begun_is_left_alone(tmp_path, monkeypatch):
+    """Both find no folder; one makes it first, and holds it."""
+    folder, mkdir = tmp_path / "run", os.mkdir
+
+    def late(path, *others):
+        mkdir(path, *others)
+        (folder / "checkpoints").mkdir()
+        raise FileExistsError(path)
+
+    def held(place, _):
+        if (folder / "checkpoints").exists():
+            raise RunFolderError("is in use")
+
+    monkeypatch.setattr(os, "mkdir", late)
+    monkeypatch.setattr("mlpswap.run_folder._hold", held)
+    with pytest.raises(RunFolderError, match="in use"):
+        open_run_folder(folder)
+    assert (folder / "checkpoints").is_dir()
 
 
 @pytest.mark.parametrize("flags", [{}, {"overwrite": True}])
@@ -201,7 +281,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path, content):
 
 HOLD = """
 import sys
-from mlpswap.runs import alone, run_folder
+from mlpswap.run_folder import alone, run_folder
 
 @alone
 def run():

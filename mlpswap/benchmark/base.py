@@ -16,15 +16,8 @@ from mlpswap.editing.evaluation import LanguageCache, language_losses
 from mlpswap.errors import ConfigError, FactsError
 from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
-from mlpswap.runs import (
-    default_folder,
-    finished,
-    read_json,
-    read_lines,
-    require_same_config,
-    run_folder,
-    write_text,
-)
+from mlpswap.run_folder import default_folder, run_folder
+from mlpswap.runs import finished, read_json, read_lines, require_same_config, write_text
 from mlpswap.tasks import Task, books_task
 
 logger = logging.getLogger(__name__)

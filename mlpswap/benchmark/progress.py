@@ -64,7 +64,8 @@ class Progress:
 
     def add(self, split: str, editor: str, **content: Any) -> None:
         """Write the line of an editor, whose rows take the place of the lines of its settings."""
-        self.forget(split, editor)
+        mine = self._of(split, editor)
+        self.lines = [line for line in self.lines if line not in mine]
         self.lines.append(self._line("editor", split, editor, content))
         self._write()
 

@@ -24,7 +24,8 @@ from mlpswap.constructions.base import FactMLP
 from mlpswap.editing.evaluation import patched_fact_mlp
 from mlpswap.model import Patch
 from mlpswap.progress_bar import ProgressBar
-from mlpswap.runs import alone, results, write_json
+from mlpswap.run_folder import alone
+from mlpswap.runs import results, write_json
 
 SCREENED = (
     f"grids of more than {KEPT} settings were ranked on a sample of the prompts ({SAMPLE} preserved facts, one paraphrase of "
@@ -134,8 +135,9 @@ def run_split(
             )
             bar.skip(steps_of(len(contender.settings), run.config.screen))
         else:
+            earlier = sum(line.get("took", 0.0) for line in run.progress.settings(label, name))
             found, best[name] = compete(base, exam, contender, file, run.progress, label, bar)
-            seconds = time.perf_counter() - began
+            seconds = earlier + time.perf_counter() - began
             run.progress.add(label, name, rows=found, seconds=seconds, patch=file.is_file())
         run.clock(name, seconds)
         rows += found

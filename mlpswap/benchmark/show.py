@@ -77,11 +77,13 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             print(f"{editor:{wide}} {altered:7} {preserved:9} {shown}")
         failed = [row["error"] for row in mine if row["error"]]
         if failed:
-            settings = sum(row["selection"] == "grid" for row in mine)
+            settings = sum(row["selection"] not in KINDS for row in mine)
             print(
                 f"{editor:{wide}} {altered:7} {preserved:9} {len(failed)} of {settings} settings: {failed[0]}"
             )
-    print("non-fact: cross-entropy of the other tokens, edited over unedited; selected: harmonic score of the setting that was")
+    print(
+        "non-fact: cross-entropy of the other tokens, edited over unedited; selected: harmonic score of the setting that was"
+    )
     print("best on one half of the facts, on the other half, where harmonic is that of the best on all")
     print(TIE_RULE)
 

@@ -98,7 +98,7 @@ class Trials:
                 stream = None  # it would give the results of places that are done
                 self.bar.skip()
             else:
-                config = self.settings[place]
+                config, start = self.settings[place], time.perf_counter()
                 half = result = None
                 try:
                     with plug_in(f"{label} failed"):
@@ -109,14 +109,15 @@ class Trials:
                             result = next(stream, None)
                         seconds = time.perf_counter() - began
                         row, half = score(self.base, self.exam, label, config, result, seconds, probes)
-                        row["selection"] = selection
                 except RegistryError as error:
                     stream = None  # a generator that has raised is over
                     row, result = failure(self.exam, label, config, error), None
+                row["selection"] = selection
                 trials.append(Trial(place, row, half, result))
                 self.progress.add_setting(
-                    self.split, label, selection=selection, place=place, rows=[row], half=half
-                )
+                    self.split, label, selection=selection, place=place, rows=[row], half=half,
+                    took=time.perf_counter() - start,
+                )  # fmt: skip
                 self.forget(trials)
                 self.bar.update()
         return trials

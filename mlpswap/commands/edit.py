@@ -9,7 +9,7 @@ from mlpswap.commands.changes import SHOWN, asked_templates, compare, leave, tel
 from mlpswap.commands.config import EditConfig
 from mlpswap.errors import RequestError
 from mlpswap.facts import counted, printable
-from mlpswap.runs import alone, default_folder, run_folder
+from mlpswap.run_folder import alone, default_folder, run_folder
 
 
 @alone
@@ -35,32 +35,25 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
         model = load_host(config.model)
         task, before = the_task(model), model.known_facts()
         changes, after = wanted_changes(config, before)
-        chosen = torch.tensor([before.index(key) for key in changes])
+        adapter, asked = HostAdapter(model), torch.tensor([before.index(key) for key in changes])
+        chosen = asked[~told_already(adapter, task, asked, after)]
+        if not len(chosen):
+            raise RequestError(
+                f"nothing to edit: the model knows and tells {counted(len(asked), 'requested fact')} already"
+            )
         others = torch.ones(len(before), dtype=torch.bool)
         others[chosen] = False
         edits = Edits(chosen, others.nonzero().flatten(), after, asked_templates(task))
-        adapter = HostAdapter(model)
         statistics = preserved_statistics(adapter, task, edits)
         setting = with_ridge(setting, statistics)
         requests = requests_of(adapter, task, edits)
-        asked = len(requests)
-        said = adapter.predict(adapter.prompts(requests)).tolist()
-        requests = [
-            each
-            for each, token in zip(requests, said, strict=True)
-            if not (each.unchanged and (token,) == each.target_ids)
-        ]
-        if not requests:
-            raise RequestError(
-                f"nothing to edit: the model knows and tells {counted(asked, 'requested fact')} already"
-            )
         with plug_in(f"editor {config.editor['name']} failed"):
             result: Any = editor.edit(
                 adapter, requests, setting, statistics=statistics, generator=generator(config.seed, "edit")
             )
             checked_result(model, result)
             refused, notes = refusals(result)
-        if known := asked - len(requests):
+        if known := len(asked) - len(chosen):
             notes.append(
                 f"{counted(known, 'request')} asked for what the model tells already, and had no edit"
             )
@@ -78,3 +71,16 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     for note in notes:
         print(f"note: {note}")
     return folder
+
+
+def told_already(adapter: Any, task: Any, asked: Any, after: Any) -> Any:
+    """(n,) bool: of which facts `after` holds what the model knows and tells. To write that once more could only do harm."""
+    import torch
+
+    from mlpswap.benchmark.splits import Edits, requests_of
+
+    requests = requests_of(adapter, task, Edits(asked, asked[:0], after, asked_templates(task)))
+    said = adapter.predict(adapter.prompts(requests)).tolist()
+    return torch.tensor(
+        [each.unchanged and each.target_ids == (token,) for each, token in zip(requests, said, strict=True)]
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlpswap.commands.changes import compare, leave, tell
 from mlpswap.commands.config import PatchConfig
-from mlpswap.runs import alone, default_folder, run_folder
+from mlpswap.run_folder import alone, default_folder, run_folder
 
 
 def apply(config: PatchConfig, **how: Any) -> Path:

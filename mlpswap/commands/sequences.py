@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.config import to_plain, to_yaml
-from mlpswap.runs import (
-    alone,
-    default_folder,
-    require_same_config,
-    results,
-    run_folder,
-    write_csv,
-    write_json,
-    write_text,
-)
+from mlpswap.run_folder import alone, default_folder, run_folder
+from mlpswap.runs import require_same_config, results, write_csv, write_json, write_text
 from mlpswap.sequences.board.config import SequencesConfig
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ from typing import Any
 
 from mlpswap.benchmark.config import SequentialConfig
 from mlpswap.config import to_plain
-from mlpswap.runs import alone, results, write_json
+from mlpswap.run_folder import alone
+from mlpswap.runs import results, write_json
 
 COLUMNS = {
     "immediate_efficacy": "immediate", "retained_efficacy": "retained", "retained_paraphrase": "paraphr.",

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mlpswap.commands.config import StoresConfig
 from mlpswap.config import to_plain, to_yaml
 from mlpswap.progress_bar import ProgressBar
-from mlpswap.runs import (
-    alone,
-    default_folder,
-    results,
-    run_folder,
-    write_csv,
-    write_json,
-    write_text,
-)
+from mlpswap.run_folder import alone, default_folder, run_folder
+from mlpswap.runs import results, write_csv, write_json, write_text
 
 if TYPE_CHECKING:
     from mlpswap.stores import Store

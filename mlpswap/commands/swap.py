@@ -6,7 +6,7 @@ from typing import Any
 
 from mlpswap.commands.changes import compare, leave, tell, wanted_changes
 from mlpswap.commands.config import SwapConfig
-from mlpswap.runs import alone, default_folder, run_folder
+from mlpswap.run_folder import alone, default_folder, run_folder
 
 
 @alone

@@ -12,16 +12,8 @@ from mlpswap.cost.records import read_probes, run_recorded
 from mlpswap.cost.search import Found, Outcome, smallest_size, verify
 from mlpswap.cost.tables import markdown, row_of
 from mlpswap.registry import CONSTRUCTIONS, get
-from mlpswap.runs import (
-    alone,
-    default_folder,
-    require_same_config,
-    results,
-    run_folder,
-    write_csv,
-    write_json,
-    write_text,
-)
+from mlpswap.run_folder import alone, default_folder, run_folder
+from mlpswap.runs import require_same_config, results, write_csv, write_json, write_text
 
 logger = logging.getLogger(__name__)
 

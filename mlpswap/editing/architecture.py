@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mlpswap.errors import ConfigError
@@ -42,11 +41,11 @@ class Site:
 def require_a_head(model: nn.Module) -> None:
     """Raise `ConfigError` for a model that predicts no next token from `input_ids` alone."""
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
+    if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):  # a wrapper has them, too
         raise ConfigError(f"expected a causal language model of transformers, found {name}")
-    if model.config.is_encoder_decoder:
+    if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigError(f"{name} has an encoder and a decoder: expected a causal language model")
-    if model.get_output_embeddings() is None:
+    if model.get_output_embeddings() is None:  # type: ignore[operator]
         raise ConfigError(f"{name} has no head that predicts tokens: load it with AutoModelForCausalLM")
 
 

@@ -261,7 +261,8 @@ class CausalLMAdapter:
         sequences = [(0, 0), (0, self.size - 1)]
         with torch.no_grad():
             one, other = self._logits(sequences, [(0, 0), (1, 0)])
-        if not torch.allclose(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max()), equal_nan=True):
+        scale = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if not torch.allclose(one, other, rtol=1e-2, atol=1e-3 * scale, equal_nan=True):
             raise ConfigError(
                 f"{type(self.model).__name__} is no causal language model: a later token changes an earlier prediction"
             )
