@@ -12,9 +12,9 @@ SOURCES = sorted([*(ROOT / "mlpswap").rglob("*.py"), *(ROOT / "baselines").rglob
 
 # Each stage may import from the ones before it. Entry points stand outside.
 FLOW = [
-    "errors", "randomness", "config", "runs", "run_folder", "progress_bar", "registry", "facts", "readers", "embeddings", "whitening",
-    "min_norm", "geometry", "affine", "constructions", "stores", "cost", "sequences", "model", "tasks", "metrics", "training",
-    "editing", "benchmark", "report", "testing",
+    "errors", "randomness", "config", "runs", "run_folder", "progress_bar", "registry", "facts", "readers", "embeddings",
+    "whitening", "min_norm", "geometry", "affine", "constructions", "stores", "cost", "sequences", "model", "tasks", "metrics",
+    "training", "editing", "benchmark", "report", "testing",
 ]  # fmt: skip
 ENTRIES = {"__init__", "cli", "train", "commands"}
 
