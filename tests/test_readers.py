@@ -148,6 +148,7 @@ def test_contradiction_is_refused(write):
 
 def test_first_of_a_contradiction_may_win(write):
     facts, report = read(write(CONTRADICTORY), on_conflict="first")
+    assert not any("on_conflict" in note for note in report.notes)  # advice that was taken already
     assert list(facts.pairs()) == [("Emma", "Jane Austen")]
     assert report.lines == {"contradiction": (3,)}
 

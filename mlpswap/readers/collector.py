@@ -15,8 +15,9 @@ OnConflict = Literal["error", "first"]
 LINES_KEPT = 20
 LINES_SHOWN = 5
 
+# Reasons of an error: a faulty row, and a key with a second value.
+FAULT, CONFLICT = "fault", "conflict"
 # Reasons for which a sound row is not kept; a faulty row's reason is the fault.
-FAULT = "fault"  # any of them
 DUPLICATE = "duplicate"
 CONTRADICTION = "contradiction"
 VALUE_TAKEN = "value taken"
@@ -89,7 +90,7 @@ class Collector:
                 raise FactsError(
                     f"{printable(self.source)}, line {line}: '{printable(key)}' has the value "
                     f"'{printable(value)}', but '{printable(old_value)}' on line {old_line}"
-                    f"{self.hint(CONTRADICTION)}"
+                    f"{self.hint(CONFLICT)}"
                 )
             self.drop(CONTRADICTION, line)
         elif self.one_per_value and value in self._taken:
@@ -101,7 +102,8 @@ class Collector:
             self.facts[key] = value
 
     def hint(self, reason: str) -> str:
-        return f"; {self.advice[reason]}" if reason in self.advice else ""
+        """The end of an error for this reason; empty without advice."""
+        return "".join(f"; {text}" for text in self._advice(reason))
 
     def finish(self) -> tuple[FactSet, ReadReport]:
         kept = len(self.facts)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from mlpswap.errors import FactsError
 from mlpswap.facts import FactSet, check_text, printable, text_fault
 from mlpswap.readers.collector import (
-    CONTRADICTION,
+    CONFLICT,
     FAULT,
     TOO_FEW,
     VALUE_TAKEN,
@@ -23,7 +23,7 @@ from mlpswap.readers.collector import (
 Policy = Literal["error", "skip"]
 ADVICE = {
     FAULT: "facts.policy=skip drops such rows",
-    CONTRADICTION: "facts.on_conflict=first keeps the first",
+    CONFLICT: "facts.on_conflict=first keeps the first",
     VALUE_TAKEN: "facts.one_per_value=false keeps every key of a value",
     TOO_FEW: "facts.count={kept} takes all there are",
 }
