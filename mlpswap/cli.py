@@ -200,9 +200,7 @@ def _main(argv: Sequence[str] | None) -> int:
         text = str(error) if isinstance(error, MlpSwapError) else f"not enough memory{_largest(config)}"
         print(f"mlpswap: {_safe(text)}", file=sys.stderr)
         return 2
-    except (
-        OSError
-    ) as error:  # of a file that only this verb knows of: a full disk, a lack of rights, too long a name
+    except OSError as error:  # a full disk, a lack of rights, too long a name
         if isinstance(error, BrokenPipeError) or error.filename is None and error.errno != errno.ENOSPC:
             raise
         if arguments.debug:

@@ -18,19 +18,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _EARLY = {"checkpoints", "base"}  # what a run that can be resumed may have written before its config.yaml
 _UNFINISHED = _EARLY | {"model", "patch.safetensors", "patch.json"}  # and any other
-_LEFT_OVER = re.compile(
-    r"\.(probe-\d+|.+\.\d+\.tmp)"
-)  # of a kill in the middle of a write: nothing else has such names
+# What a kill in the middle of a write leaves: nothing else has such names.
+_LEFT_OVER = re.compile(r"\.(probe-\d+|.+\.\d+\.tmp)")
+# The folders that this process holds, by device and inode: the open descriptors that have the locks.
+_held: dict[tuple[int, int], int] = {}
 
 
 def default_folder(config_name: str | None, verb: str) -> Path:
     """Where a run goes whose `output_dir` is null."""
     return Path("runs") / (Path(config_name).stem if config_name else verb)
-
-
-_held: dict[
-    tuple[int, int], int
-] = {}  # folders, by device and inode: an open descriptor, which holds the lock
 
 
 def alone(run: Callable[P, T]) -> Callable[P, T]:
@@ -103,7 +99,7 @@ def run_folder(
             if place.is_dir():
                 _hold(place, folder)
         if aside.is_dir() and not (whole / "config.yaml").is_file():
-            _bring_back(folder, aside)
+            _bring_back(folder, whole, aside)
         moved = overwrite and whole.is_dir()
         if moved:
             _require_replaceable(folder, inputs)
@@ -136,18 +132,22 @@ def run_folder(
     _drop(aside)
 
 
-def _bring_back(folder: Path, aside: Path) -> None:
+def _bring_back(folder: Path, whole: Path, aside: Path) -> None:
     """The run that a killed --overwrite had set aside before the new one had begun."""
-    whole = folder.resolve()
-    for path in whole.iterdir() if whole.is_dir() else ():
-        if path.name not in _UNFINISHED and not _LEFT_OVER.fullmatch(path.name):
+    if whole.is_dir():
+        if foreign := _foreign(whole, _UNFINISHED):
             raise RunFolderError(
-                f"output_dir {folder} holds other files, such as {path.name}, and {aside} the run that an interrupted "
+                f"output_dir {folder} holds other files, such as {foreign}, and {aside} the run that an interrupted "
                 "--overwrite has set aside: move one of them away"
             )
-    if whole.is_dir():
         shutil.rmtree(whole)
     os.rename(aside, whole)
+
+
+def _foreign(folder: Path, own: set[str]) -> str | None:
+    """The first name in a folder that is neither one of a run's `own` nor what a kill leaves."""
+    names = sorted(path.name for path in folder.iterdir())
+    return next((name for name in names if name not in own and not _LEFT_OVER.fullmatch(name)), None)
 
 
 def _drop(aside: Path) -> None:
@@ -187,11 +187,9 @@ def _require_replaceable(folder: Path, inputs: tuple[str | Path | None, ...]) ->
 
 def _open(folder: Path, resume: bool | None) -> None:
     begun = (folder / "config.yaml").exists()
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [name for name in names if name not in _EARLY and not _LEFT_OVER.fullmatch(name)]
-    if foreign and not begun:
+    if not begun and (foreign := _foreign(folder, _EARLY)):
         raise RunFolderError(
-            f"output_dir {folder} holds other files, such as {foreign[0]}; choose an empty folder"
+            f"output_dir {folder} holds other files, such as {foreign}; choose an empty folder"
         )
     if not resume:
         if (folder / "results.json").exists():

@@ -64,15 +64,13 @@ class Progress:
 
     def add(self, split: str, editor: str, **content: Any) -> None:
         """Write the line of an editor, whose rows take the place of the lines of its settings."""
-        mine = self._of(split, editor)
-        self.lines = [line for line in self.lines if line not in mine]
+        self._drop(split, editor)
         self.lines.append(self._line("editor", split, editor, content))
         self._write()
 
     def forget(self, split: str, editor: str) -> None:
-        """Drop what an editor has done on a split."""
-        mine = self._of(split, editor)
-        self.lines = [line for line in self.lines if line not in mine]
+        """Drop what an editor has done on a split, also from the file."""
+        self._drop(split, editor)
         self._write()
 
     def settings(self, split: str, editor: str) -> list[dict[str, Any]]:
@@ -84,6 +82,10 @@ class Progress:
         self.lines.append(self._line("setting", split, editor, content))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_text(self.lines[-1]))
+
+    def _drop(self, split: str, editor: str) -> None:
+        mine = self._of(split, editor)
+        self.lines = [line for line in self.lines if line not in mine]
 
     def _of(self, split: str, editor: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if (line["split"], line["editor"]) == (split, editor)]

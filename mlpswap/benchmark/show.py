@@ -60,6 +60,12 @@ def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
+LEGEND = (
+    "non-fact: cross-entropy of the other tokens, edited over unedited; selected: harmonic score of the setting that was\n"
+    "best on one half of the facts, on the other half, where harmonic is that of the best on all"
+)
+
+
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """The best setting of each editor, and what failed, for whoever stands at the terminal."""
     wide = max(10, *(len(row["editor"]) for row in rows))
@@ -81,10 +87,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             print(
                 f"{editor:{wide}} {altered:7} {preserved:9} {len(failed)} of {settings} settings: {failed[0]}"
             )
-    print(
-        "non-fact: cross-entropy of the other tokens, edited over unedited; selected: harmonic score of the setting that was"
-    )
-    print("best on one half of the facts, on the other half, where harmonic is that of the best on all")
+    print(LEGEND)
     print(TIE_RULE)
 
 

@@ -1,7 +1,8 @@
 """`mlpswap edit`: change facts of a trained host with any registered editor, save model and patch."""
 
 import time
-from itertools import islice
+from collections.abc import Sequence
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,19 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
         task, before = the_task(model), model.known_facts()
         changes, after = wanted_changes(config, before)
         adapter, asked = HostAdapter(model), torch.tensor([before.index(key) for key in changes])
-        chosen = asked[~told_already(adapter, task, asked, after)]
-        if not len(chosen):
+        templates = asked_templates(task)
+        requests = requests_of(adapter, task, Edits(asked, asked[:0], after, templates))
+        missing = [not told for told in told_already(adapter, requests)]
+        chosen, requests = asked[torch.tensor(missing)], list(compress(requests, missing))
+        if not requests:
             raise RequestError(
                 f"nothing to edit: the model knows and tells {counted(len(asked), 'requested fact')} already"
             )
         others = torch.ones(len(before), dtype=torch.bool)
         others[chosen] = False
-        edits = Edits(chosen, others.nonzero().flatten(), after, asked_templates(task))
+        edits = Edits(chosen, others.nonzero().flatten(), after, templates)
         statistics = preserved_statistics(adapter, task, edits)
         setting = with_ridge(setting, statistics)
-        requests = requests_of(adapter, task, edits)
         with plug_in(f"editor {config.editor['name']} failed"):
             result: Any = editor.edit(
                 adapter, requests, setting, statistics=statistics, generator=generator(config.seed, "edit")
@@ -73,14 +76,9 @@ def edit(config: EditConfig, *, config_name: str | None = None, overwrite: bool 
     return folder
 
 
-def told_already(adapter: Any, task: Any, asked: Any, after: Any) -> Any:
-    """(n,) bool: of which facts `after` holds what the model knows and tells. To write that once more could only do harm."""
-    import torch
-
-    from mlpswap.benchmark.splits import Edits, requests_of
-
-    requests = requests_of(adapter, task, Edits(asked, asked[:0], after, asked_templates(task)))
+def told_already(adapter: Any, requests: Sequence[Any]) -> list[bool]:
+    """Which of the requests ask for what the model knows and tells. To write that once more could only do harm."""
     said = adapter.predict(adapter.prompts(requests)).tolist()
-    return torch.tensor(
-        [each.unchanged and each.target_ids == (token,) for each, token in zip(requests, said, strict=True)]
-    )
+    return [
+        each.unchanged and each.target_ids == (token,) for each, token in zip(requests, said, strict=True)
+    ]
