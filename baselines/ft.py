@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlpswap.config import option
+from mlpswap.config import option, require_plain
 from mlpswap.editing import (
     Adam,
     Adapter,
@@ -49,6 +49,7 @@ class TrainingOptions:
     train_bias: bool = option(False, "train the bias too, as the original does")
 
     def __post_init__(self) -> None:
+        require_plain(self)
         if self.lr <= 0 or self.epochs < 1 or self.batch_size < 1:
             raise ConfigError(
                 f"lr must be positive, epochs and batch_size at least 1: "

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -102,7 +103,7 @@ def load_config(
     try:
         if path is not None:
             loaded = load_yaml(path)
-            _require_containers(schema, loaded, where)
+            _require_kinds(schema, loaded, where)
             for key in free:
                 if OmegaConf.select(OmegaConf.create(loaded), key) is not None:
                     OmegaConf.update(merged, key, {}, merge=False)
@@ -110,7 +111,7 @@ def load_config(
         for text in overrides:
             where = f"override '{text}'"
             given = OmegaConf.from_dotlist([text])
-            _require_containers(schema, OmegaConf.to_container(given), where)
+            _require_kinds(schema, OmegaConf.to_container(given), where)
             if text.split("=", 1)[0] in free:
                 OmegaConf.update(merged, text.split("=", 1)[0], {}, merge=False)
             merged = OmegaConf.merge(merged, given)
@@ -133,27 +134,32 @@ def _literal(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", text)
 
 
-def _require_containers(schema: type, content: Any, where: str, prefix: str = "") -> None:
-    """Raise `ConfigError`, naming the key, where a mapping or a list should stand and something else does."""
+def _require_kinds(schema: type, content: Any, where: str, prefix: str = "") -> None:
+    """Raise `ConfigError`, naming the key, where a mapping, a list or a truth value should stand and something else does.
+
+    OmegaConf takes any number for a truth value.
+    """
     for name, kind in get_type_hints(schema).items():
         if isinstance(content, dict) and name in content:
-            _require_container(kind, content[name], where, prefix + name)
+            _require_kind(kind, content[name], where, prefix + name)
 
 
-def _require_container(kind: Any, value: Any, where: str, key: str) -> None:
+def _require_kind(kind: Any, value: Any, where: str, key: str) -> None:
     nested, origin = _nested(kind), get_origin(kind)
     if nested and nested is not kind and value is None:
         return
-    if nested or origin in (dict, list):
-        wanted = list if origin is list else dict
+    if nested or origin in (dict, list) or kind is bool or kind == bool | None and value is not None:
+        wanted = dict if nested else origin if origin in (dict, list) else bool
         if not isinstance(value, wanted) and not (isinstance(value, str) and "${" in value):
-            noun = {list: "a list, as in [...]", dict: "a mapping, as in {...}"}[wanted]
+            noun = {list: "a list, as in [...]", dict: "a mapping, as in {...}", bool: "true or false"}[
+                wanted
+            ]
             raise ConfigError(f"{where}: {key}: expected {noun}, found {value!r}")
     if nested:
-        _require_containers(nested, value, where, f"{key}.")
+        _require_kinds(nested, value, where, f"{key}.")
     elif origin is list and isinstance(value, list):
         for place, item in enumerate(value):
-            _require_container(get_args(kind)[0], item, where, f"{key}[{place}]")
+            _require_kind(get_args(kind)[0], item, where, f"{key}[{place}]")
 
 
 def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
@@ -165,6 +171,7 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
     from omegaconf import OmegaConf
 
     try:
+        _require_kinds(schema, dict(options), where)
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
         _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
@@ -188,6 +195,28 @@ def _require_numbers(content: Any, where: str, key: str = "") -> None:
         raise ConfigError(f"{where}: {key} = {content}: expected a finite number")
     elif isinstance(content, int) and abs(content) >= 2**63:
         raise ConfigError(f"{where}: {key} has {content.bit_length()} bits: expected a number below 2^63")
+
+
+_PLAIN: dict[type, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a finite number"),
+    str: (str, "a text"),
+}
+
+
+def require_plain(config: Any) -> None:
+    """For dataclasses that users make in Python: raise `ConfigError`, naming the field, for a value of another type.
+
+    Fields of types other than bool, int, float and str, or these or None, are left alone.
+    """
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        for plain, (wanted, noun) in _PLAIN.items():
+            if kind == plain or (kind == plain | None and value is not None):
+                right = isinstance(value, wanted) and isinstance(value, bool) == (plain is bool)
+                if not right or (plain is float and not -math.inf < value < math.inf):
+                    raise ConfigError(f"{name} = {value!r}: expected {noun}")
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -1,15 +1,21 @@
 """Configuration: every mistake is named with its key, and help comes without heavy imports."""
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlpswap_baselines.ft import FineTuningConfig
+from mlpswap_baselines.memit import MemitConfig
+from mlpswap_baselines.rome import RomeConfig, RomeOriginal
 
 from mlpswap.config import build_options, describe, find_config, load_config, option, to_plain, to_yaml
+from mlpswap.editing.residuals import ResidualOptions
 from mlpswap.editing.swap import SwapConfig
 from mlpswap.errors import ConfigError
 from mlpswap.training.config import TrainConfig
@@ -88,6 +94,8 @@ def test_a_bad_file_is_refused_with_file_and_key(tmp_path, text, named):
         ("swap: {constructions: [{construction: gd}, 3]}", r"swap.constructions\[1\]: expected a mapping.*found 3"),
         ("host:", "host: expected a mapping.*found None"),
         ("seed: {a: 1}", "key seed"),
+        ("report: 2", "report: expected true or false, found 2"),
+        ("host: {mixture: 1}", "host.mixture: expected true or false, found 1"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_shape_is_named_by_its_key(tmp_path, text, message):
@@ -140,6 +148,34 @@ def test_options_of_a_plug_in_are_checked_in_a_second_step():
 def test_options_that_omegaconf_stumbles_over_are_refused_in_a_sentence(options):
     with pytest.raises(ConfigError, match="^editor swap: "):
         build_options(SwapConfig, options, "editor swap")
+
+
+def test_a_number_is_no_truth_value():
+    with pytest.raises(ConfigError, match="^editor memit: cache: expected true or false, found 2$"):
+        build_options(MemitConfig, {"cache": 2}, "editor memit")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RomeConfig(lr=math.nan), "lr = nan: expected a finite number"),
+        (lambda: RomeConfig(steps=2.5), "steps = 2.5: expected a whole number"),
+        (lambda: RomeConfig(steps=True), "steps = True: expected a whole number"),
+        (lambda: RomeConfig(early_stop="0.1"), "early_stop = '0.1': expected a finite number"),
+        (lambda: RomeOriginal(layers=[1], steps=None), "steps = None: expected a whole number"),
+        (lambda: MemitConfig(cache=1), "cache = 1: expected true or false"),
+        (lambda: FineTuningConfig(clamp=math.inf), "clamp = inf: expected a finite number"),
+        (lambda: SwapConfig(on_conflict=None), "on_conflict = None: expected a text"),
+        (lambda: ResidualOptions(10, lr=math.nan), "lr = nan: expected a finite number"),
+    ],
+)
+def test_settings_made_in_python_are_checked_like_those_of_a_file(make, message, unchecked):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        make()
+
+
+def test_settings_made_in_python_may_be_numpys(unchecked):
+    assert RomeConfig(steps=np.int64(10), lr=np.float32(0.5), early_stop=None).residual_options.steps == 10
 
 
 def test_whatever_a_plug_in_says_against_its_options_is_a_sentence():

@@ -166,6 +166,8 @@ def test_an_interrupted_run_goes_on_with_the_next_batch(trained, tmp_path, monke
             run_sequence(tmp_path / "run", trained, *words)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["editor"] for line in lines] == ["swap", "memit", "memit"]
+    timed = [json.loads(line) | {"took": 1000.0} for line in lines]  # seconds, which count on
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timed))
     with monkeypatch.context() as patch:
         patch.setattr(Memit, "edit", stopped)
         run_sequence(tmp_path / "run", trained, *words, resume=True)
@@ -173,6 +175,8 @@ def test_an_interrupted_run_goes_on_with_the_next_batch(trained, tmp_path, monke
     run_sequence(tmp_path / "whole", trained, *words)
     one, other = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
     assert untimed(one["rows"]) == untimed(other["rows"])
+    assert 2000 < one["stages"]["memit"] < 3000
+    assert other["stages"]["memit"] < 1000
     assert sorted(path.name for path in (tmp_path / "run" / "patches").glob("*")) == sorted(
         path.name for path in (tmp_path / "whole" / "patches").glob("*")
     )
@@ -189,9 +193,9 @@ def test_a_state_of_an_unknown_kind_is_not_kept(base, tmp_path):
         pass
 
     halfway = Halfway(Progress(tmp_path, base.fingerprint), "sequential", "own", tmp_path / "halfway")
-    halfway.add({"batch": 1, "error": None}, None, Own({}))
+    halfway.add({"batch": 1, "error": None}, None, Own({}), 1.0)
     assert halfway.rows() == []
-    halfway.add({"batch": 1, "error": None}, None, EditorState({}))
+    halfway.add({"batch": 1, "error": None}, None, EditorState({}), 1.0)
     assert len(halfway.rows()) == 1
 
 

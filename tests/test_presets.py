@@ -78,6 +78,11 @@ def test_the_grid_has_every_published_setting():
         "splits: [{altered: 1}]\neditors: [{name: swap, construction: hebbian, options: {hh: 1}}]\n",
         "n_embd: 8\nstores: [{name: mlp, beta: 1}]\n",
         "stores: [{name: associative}]\n",
+        "splits: [{altered: 1}]\neditors: [{name: rome}]\nbase: nosuch\n",
+        "batches: 1\neditors: [{name: rome}]\nbase: ssfr_tiny\n",
+        "model: runs/a\neditor: {name: rome, lrr: 1}\nchanges: {a: b}\n",
+        "model: runs/a\nconstruction: gd\noptions: {hh: 1}\nchanges: {a: b}\n",
+        "n_embd: 8\nmlp: {construction: gd, hh: 1}\nfacts: {count: 8}\n",
     ],
 )
 def test_validate_looks_into_the_options_of_methods(tmp_path, text, capsys):

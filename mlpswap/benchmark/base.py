@@ -109,11 +109,17 @@ def base_run(config: ContestConfig, folder: Path) -> Path:
 
 
 def base_options(config: ContestConfig, *overrides: str) -> Any:
-    """The configuration of the host that is trained where no model is given."""
+    """The configuration of the host that is trained where no model is given. Raises `ConfigError` if there is none such."""
     from mlpswap.training.config import TrainConfig
 
     threads = [] if config.threads is None else [f"threads={config.threads}"]
-    return load_config(TrainConfig, config.base, [f"seed={config.seed}", *threads, *overrides])
+    try:
+        options = load_config(TrainConfig, config.base, [f"seed={config.seed}", *threads, *overrides])
+    except ConfigError as error:
+        raise ConfigError(f"base = {config.base}: {error}") from error
+    if options.task != "books":
+        raise ConfigError(SENTENCES.format(f"base = {config.base}"))
+    return options
 
 
 def task_to_come(config: ContestConfig) -> Task:
@@ -121,8 +127,6 @@ def task_to_come(config: ContestConfig) -> Task:
     from mlpswap.training.setup import make_task, read_facts
 
     options = base_options(config)
-    if options.task != "books":
-        raise ConfigError(SENTENCES.format(f"base = {config.base}"))
     try:
         facts = read_facts(options.facts, options.task, options.seed)
     except FactsError as error:

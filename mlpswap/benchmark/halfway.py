@@ -54,8 +54,9 @@ class Halfway:
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is no saved state of an editor: {error}") from error
 
-    def add(self, row: Row, patch: Patch | None, state: EditorState | None) -> None:
-        """Keep a batch; without a patch, the next one builds on nothing. The row comes last, when all else is there.
+    def add(self, row: Row, patch: Patch | None, state: EditorState | None, took: float) -> None:
+        """Keep a batch that took so many seconds; without a patch, the next one builds on nothing. The row comes last, when
+        all else is there.
 
         Nothing is kept of an editor whose state is of a kind of its own.
         """
@@ -67,7 +68,7 @@ class Halfway:
             patch.save(self._patch(number))
         if state is not None:
             write_tensors(self._state(number), {str(site): cache for site, cache in state.caches.items()})
-        self.progress.add_setting(self.mode, self.label, rows=[row], state=state is not None)
+        self.progress.add_setting(self.mode, self.label, rows=[row], state=state is not None, took=took)
         self._state(number - 2).unlink(missing_ok=True)  # a kill may cost the latest line
 
     def clear(self) -> None:

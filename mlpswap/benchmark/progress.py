@@ -77,6 +77,10 @@ class Progress:
         """The lines of the settings that an unfinished editor has done."""
         return [line for line in self._of(split, editor) if line["event"] == "setting"]
 
+    def spent(self, split: str, editor: str) -> float:
+        """Seconds that went into those settings, scoring included."""
+        return sum(line.get("took", 0.0) for line in self.settings(split, editor))
+
     def add_setting(self, split: str, editor: str, **content: Any) -> None:
         """Write the line of a setting."""
         self.lines.append(self._line("setting", split, editor, content))

@@ -135,7 +135,7 @@ def run_split(
             )
             bar.skip(steps_of(len(contender.settings), run.config.screen))
         else:
-            earlier = sum(line.get("took", 0.0) for line in run.progress.settings(label, name))
+            earlier = run.progress.spent(label, name)
             found, best[name] = compete(base, exam, contender, file, run.progress, label, bar)
             seconds = earlier + time.perf_counter() - began
             run.progress.add(label, name, rows=found, seconds=seconds, patch=file.is_file())

@@ -64,6 +64,7 @@ def follow(course: Course, contender: Contender, file: Path, halfway: Halfway, b
     bar.skip(len(rows))
     collapsed = any(row["collapsed"] for row in rows)
     for number in range(len(rows), len(course.steps)):
+        start = time.perf_counter()
         row = blank_row(course, label, config, number)
         rows.append(row)
         try:
@@ -93,7 +94,7 @@ def follow(course: Course, contender: Contender, file: Path, halfway: Halfway, b
             if not (collapsed and course.carry):
                 row["notes"].append(f"{label}: collapsed after batch {number + 1}: {why}")
             row["collapsed"] = collapsed = True
-        halfway.add(row, patches[-1] if course.carry else None, state)
+        halfway.add(row, patches[-1] if course.carry else None, state, time.perf_counter() - start)
         bar.update()
     facts = base.model.known_facts()
     try:

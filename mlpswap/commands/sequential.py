@@ -62,8 +62,9 @@ def sequential(
             else:
                 file = folder / "patches" / f"{name}.safetensors"
                 halfway = Halfway(progress, config.mode, name, file.with_suffix(""))
+                earlier = progress.spent(config.mode, name)
                 found = follow(course, contender, file, halfway, bar)
-                stages[name] = time.perf_counter() - start
+                stages[name] = earlier + time.perf_counter() - start
                 progress.add(config.mode, name, rows=found, seconds=stages[name], patch=file.is_file())
                 halfway.clear()
             rows += found

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.benchmark.config import BenchmarkConfig, ContestConfig, SequentialConfig
-from mlpswap.benchmark.entries import contenders
-from mlpswap.commands.config import StoresConfig, ValidateConfig
+from mlpswap.benchmark.entries import contenders, settings_of
+from mlpswap.commands.config import BuildConfig, EditConfig, StoresConfig, SwapConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
+from mlpswap.errors import ConfigError
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
@@ -21,6 +22,9 @@ SCHEMAS: dict[str, type] = {
     "stores": StoresConfig,
     "cost": CostConfig,
     "sequences": SequencesConfig,
+    "edit": EditConfig,
+    "swap": SwapConfig,
+    "build": BuildConfig,
 }
 
 
@@ -38,10 +42,23 @@ def check(path: Path) -> tuple[str, Any]:
     match config:
         case TrainConfig():
             for mlp in [config.mlp, *config.swap.constructions]:
-                name, options = construction_and_options(mlp)
-                build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
+                _check_construction(path, mlp)
         case ContestConfig():
+            from mlpswap.benchmark.base import base_options
+
             contenders(config.editors, f"{path}: ")
+            if config.model is None:
+                try:
+                    base_options(config)
+                except ConfigError as error:
+                    raise ConfigError(f"{path}: {error}") from error
+        case EditConfig():
+            settings_of(config.editor, f"{path}: ")
+        case BuildConfig():
+            _check_construction(path, config.mlp)
+        case SwapConfig():
+            if config.construction is not None:
+                _check_construction(path, config.options | {"construction": config.construction})
         case CostConfig():
             from mlpswap.cost.run import check_options
 
@@ -55,3 +72,8 @@ def check(path: Path) -> tuple[str, Any]:
 
             make_stores(config.stores, f"{path}: ")
     return verb, config
+
+
+def _check_construction(path: Path, mlp: dict[str, Any]) -> None:
+    name, options = construction_and_options(mlp)
+    build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.config import option
+from mlpswap.config import option, require_plain
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
@@ -82,6 +82,7 @@ class EditConfig:
     )
 
     def __post_init__(self) -> None:
+        require_plain(self)
         merge_requests((), (), self.on_conflict)  # which checks it
 
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mlpswap.config import require_plain
 from mlpswap.errors import ConfigError
 from mlpswap.metrics import TokenNll
 
@@ -33,6 +34,7 @@ class ResidualOptions:
     early_stop: float | None = None
 
     def __post_init__(self) -> None:
+        require_plain(self)
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1: found {self.steps}")
         if self.lr <= 0 or self.weight_decay < 0:

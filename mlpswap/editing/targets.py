@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.config import option
+from mlpswap.config import option, require_plain
 from mlpswap.editing.adapters import Adapter, LayeredAdapter
 from mlpswap.editing.moments import exact
 from mlpswap.editing.requests import Context, EditRequest
@@ -39,6 +39,7 @@ class LayersConfig:
     )
 
     def __post_init__(self) -> None:
+        require_plain(self)
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise ConfigError(f"original.layers must be different layers, at least one: found {self.layers}")
 
