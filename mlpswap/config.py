@@ -20,6 +20,7 @@ from mlpswap.errors import ConfigError
 
 T = TypeVar("T")
 MOST_KEYS = 16  # that an error names
+LONGEST = 400  # characters of another library's complaint
 
 
 def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING) -> Any:
@@ -272,9 +273,11 @@ def _type_name(kind: Any) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    """What another library complains of, which may quote a whole file."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     keep = [line for line in lines if not line.startswith(("object_type", "reference_type"))]
-    return "; ".join(line.replace("full_key: ", "key ") for line in keep)
+    text = "; ".join(line.replace("full_key: ", "key ") for line in keep)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _hint(schema: type, error: Exception) -> str:

@@ -274,11 +274,11 @@ STORES: dict[str, type[Store]] = {
 }
 
 
-def make_stores(entries: Sequence[Mapping[str, Any]], where: str = "") -> list[Store]:
-    """The stores that a config describes, as in {name: mlp, power: 3}. Raises `ConfigError`, beginning with `where`."""
+def make_stores(entries: Sequence[Mapping[str, Any]]) -> list[Store]:
+    """The stores that a config describes, as in {name: mlp, power: 3}. Raises `ConfigError`."""
     made = []
     for number, entry in enumerate(entries):
-        place, name = f"{where}stores[{number}]", entry.get("name")
+        place, name = f"stores[{number}]", entry.get("name")
         if not isinstance(name, str) or name not in STORES:
             raise ConfigError(f"{place}.name = {name}: expected one of {', '.join(STORES)}")
         options = {key: value for key, value in entry.items() if key != "name"}

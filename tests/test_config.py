@@ -67,6 +67,7 @@ def test_a_free_mapping_is_replaced_and_its_keys_can_be_set(tmp_path):
         ("seed: 1\nseed: 2\n", ["duplicate", "seed"]),
         ("- 1\n", ["mapping"]),
         ("seed: [1\n", ["bad.yaml"]),
+        (1000 * "a" + ": 1\n", ["aaa ..."]),
     ],
 )
 def test_a_bad_file_is_refused_with_file_and_key(tmp_path, text, named):

@@ -24,6 +24,7 @@ STRANGE = [
     b"5", b"null", b"[]", b"{}", b'{"event": "edi', '{"a": "é'.encode()[:-1], b"\xff\xfe", b"[" * 100_000,
     *(json.dumps(GOOD | change).encode() for change in (
         {"rows": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"event": "editor"}, {"model": 3},
+        {"took": "1"}, {"took": None}, {"event": "editor", "patch": False, "seconds": [1]},
     )),
 ]  # fmt: skip
 

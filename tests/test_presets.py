@@ -78,6 +78,8 @@ def test_the_grid_has_every_published_setting():
         "splits: [{altered: 1}]\neditors: [{name: swap, construction: hebbian, options: {hh: 1}}]\n",
         "n_embd: 8\nstores: [{name: mlp, beta: 1}]\n",
         "stores: [{name: associative}]\n",
+        "task: books\nmlp: {construction: nosuch}\n",
+        "splits: [{altered: 1}]\neditors: [{name: nosuch}]\n",
         "splits: [{altered: 1}]\neditors: [{name: rome}]\nbase: nosuch\n",
         "batches: 1\neditors: [{name: rome}]\nbase: ssfr_tiny\n",
         "model: runs/a\neditor: {name: rome, lrr: 1}\nchanges: {a: b}\n",

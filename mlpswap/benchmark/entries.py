@@ -20,22 +20,20 @@ class Contender:
     settings: list[Any]
 
 
-def contenders(entries: Sequence[Mapping[str, Any]], where: str = "") -> list[Contender]:
+def contenders(entries: Sequence[Mapping[str, Any]]) -> list[Contender]:
     """The editors of a configuration by their labels, otherwise by their names; the second of one name gets a number.
 
-    where: begins what an error says. Raises `RegistryError` for an unknown editor and `ConfigError` for a bad option.
+    Raises `RegistryError` for an unknown editor and `ConfigError` for a bad option.
     """
     labels = labels_of([str(entry.get("label", entry["name"])) for entry in entries])
-    return [
-        Contender(label, *settings_of(entry, where)) for label, entry in zip(labels, entries, strict=True)
-    ]
+    return [Contender(label, *settings_of(entry)) for label, entry in zip(labels, entries, strict=True)]
 
 
-def settings_of(entry: Mapping[str, Any], where: str = "") -> tuple[Any, list[Any]]:
+def settings_of(entry: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """(editor, its settings): one from the options in the configuration, or a grid."""
     name = str(entry["name"])
     editor = get(EDITORS, name)
-    where += f"editor {name}"
+    where = f"editor {name}"
     points = [{key: value for key, value in entry.items() if key not in ENTRY_KEYS}]
     if isinstance(grid := entry.get("grid"), Mapping):
         points = [points[0] | dict(zip(grid, values, strict=True)) for values in product(*grid.values())]

@@ -36,7 +36,12 @@ def _is_line(content: Any) -> bool:
             "rows": [_, *_] as rows,
         }:
             keys = {"seconds", "patch"} if content["event"] == "editor" else set()
-            return content.keys() >= keys and all(isinstance(row, dict) and "error" in row for row in rows)
+            times = (content.get(name, 0.0) for name in ("seconds", "took"))
+            return (
+                content.keys() >= keys
+                and all(isinstance(time, int | float) for time in times)
+                and all(isinstance(row, dict) and "error" in row for row in rows)
+            )
     return False
 
 

@@ -9,7 +9,7 @@ from mlpswap.benchmark.entries import contenders, settings_of
 from mlpswap.commands.config import BuildConfig, EditConfig, StoresConfig, SwapConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, MlpSwapError
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
@@ -35,34 +35,43 @@ def validate(config: ValidateConfig, **_: Any) -> None:
 
 
 def check(path: Path) -> tuple[str, Any]:
-    """(verb, configuration) of a file; the options of every construction, editor, store and method are checked too."""
+    """(verb, configuration) of a file; the options of every construction, editor, store and method are checked too.
+
+    Raises `ConfigError` with the file.
+    """
     keys = set(load_yaml(path))
     verb = max(SCHEMAS, key=lambda name: len(keys & {field.name for field in fields(SCHEMAS[name])}))
     config: Any = load_config(SCHEMAS[verb], path)
+    try:
+        check_options(config)
+    except MlpSwapError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return verb, config
+
+
+def check_options(config: Any) -> None:
+    """What a schema leaves open, since it depends on names."""
     match config:
         case TrainConfig():
             for mlp in [config.mlp, *config.swap.constructions]:
-                _check_construction(path, mlp)
+                check_construction(*construction_and_options(mlp))
         case ContestConfig():
             from mlpswap.benchmark.base import base_options
 
-            contenders(config.editors, f"{path}: ")
+            contenders(config.editors)
             if config.model is None:
-                try:
-                    base_options(config)
-                except ConfigError as error:
-                    raise ConfigError(f"{path}: {error}") from error
+                base_options(config)
         case EditConfig():
-            settings_of(config.editor, f"{path}: ")
-        case BuildConfig():
-            _check_construction(path, config.mlp)
+            settings_of(config.editor)
         case SwapConfig():
             if config.construction is not None:
-                _check_construction(path, config.options | {"construction": config.construction})
+                check_construction(config.construction, config.options)
+        case BuildConfig():
+            check_construction(*construction_and_options(config.mlp))
         case CostConfig():
-            from mlpswap.cost.run import check_options
+            from mlpswap.cost.run import check_options as check_cost
 
-            check_options(config)
+            check_cost(config)
         case SequencesConfig():
             from mlpswap.sequences.board.run import check_methods
 
@@ -70,10 +79,8 @@ def check(path: Path) -> tuple[str, Any]:
         case StoresConfig():
             from mlpswap.stores import make_stores
 
-            make_stores(config.stores, f"{path}: ")
-    return verb, config
+            make_stores(config.stores)
 
 
-def _check_construction(path: Path, mlp: dict[str, Any]) -> None:
-    name, options = construction_and_options(mlp)
-    build_options(get(CONSTRUCTIONS, name).Config, options, f"{path}: construction {name}")
+def check_construction(name: str, options: dict[str, Any]) -> None:
+    build_options(get(CONSTRUCTIONS, name).Config, options, f"construction {name}")
