@@ -100,6 +100,10 @@ def test_a_screening_scores_the_best_settings_as_they_would_be_without(trained, 
     results = _benchmark(tmp_path / "screened", trained, editors, "screen=true", "report=true")
     assert "ranked on a sample" in (tmp_path / "screened" / "report.html").read_text()
     screened = results["rows"]
+    lines = [json.loads(line) for line in (tmp_path / "screened" / "metrics.jsonl").read_text().splitlines()]
+    assert all(
+        row["seconds"] > 1e-5 for line in lines for row in line["rows"]
+    )  # those of the edit, made once
     settings = {json.dumps(row["setting"]): row for row in whole if row["selection"] == "grid"}
     exact = [row for row in screened if row["selection"] == "grid"]
     assert len(exact) == KEPT + 1

@@ -56,6 +56,7 @@ def _run(command: str) -> None:
         assert main(words[1:] + LESS.get(words[1], [])) == 0
 
 
+@pytest.mark.timeout(900)  # two minutes where nothing runs beside it
 def test_the_readme_from_top_to_bottom(place, capsys, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     snippets: dict = {}

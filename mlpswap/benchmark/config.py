@@ -125,7 +125,10 @@ class BenchmarkConfig(ContestConfig):
             raise ConfigError(f"preset = {name}: expected one of {', '.join(PRESETS)}")
         splits = [{"altered": altered, "preserved": preserved} for altered, preserved in PRESETS[name]]
         if self.splits and self.splits != splits:
-            raise ConfigError(f"preset = {name} has splits of its own: found others besides")
+            raise ConfigError(
+                f"preset = {name} has splits of its own, of 16,384 facts: found splits = {self.splits} besides; "
+                "pass splits=[] to drop them"
+            )
         self.splits = splits
         self.editors = [
             editor | {"grid": name} if editor.get("grid") in PRESETS else editor for editor in self.editors

@@ -72,7 +72,7 @@ class Trials:
             return self.attempt(places, self.exam.probes, "grid")
         assert self.exam.sample is not None
         screened = self.attempt(places, self.exam.sample, "screened")
-        chosen = {each.place: each.result for each in best(screened, "oracle", KEPT)}
+        chosen = {each.place: each for each in best(screened, "oracle", KEPT)}
         exact = self.attempt(sorted(chosen), self.exam.probes, "grid", chosen)
         return exact + [each for each in screened if each.place not in chosen]
 
@@ -81,9 +81,9 @@ class Trials:
         places: Sequence[int],
         probes: Probes,
         selection: str,
-        results: dict[int, EditResult | None] | None = None,
+        earlier: dict[int, Trial] | None = None,
     ) -> list[Trial]:
-        """Edit and score at these places; `results` are edits that are there already."""
+        """Edit and score at these places; what `earlier` trials still hold is not edited again."""
         label = self.contender.label
         done = {
             line["place"]: Trial(line["place"], line["rows"][0], line["half"])
@@ -102,12 +102,13 @@ class Trials:
                 half = result = None
                 try:
                     with plug_in(f"{label} failed"):
-                        began = time.perf_counter()
-                        result = (results or {}).get(place)
-                        if result is None:
+                        if earlier and earlier[place].result is not None:
+                            result, seconds = earlier[place].result, earlier[place].row["seconds"]
+                        else:
+                            began = time.perf_counter()
                             stream = stream or self.edits(places[number:])
                             result = next(stream, None)
-                        seconds = time.perf_counter() - began
+                            seconds = time.perf_counter() - began
                         row, half = score(self.base, self.exam, label, config, result, seconds, probes)
                 except RegistryError as error:
                     stream = None  # a generator that has raised is over

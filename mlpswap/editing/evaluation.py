@@ -43,7 +43,7 @@ DEFINITIONS: dict[str, str] = {
     "score_harmonic": "harmonic mean of efficacy, paraphrase and specificity; 0 if one of them is 0",
     "score_geometric": "their geometric mean; never less than score_harmonic, so never compare the two",
     "nonfact_ce_ratio": "cross-entropy of predicted tokens other than the value, after / before, same prompts",
-    "nonfact_ppl_ratio": "exp(after - before) of the same two",
+    "nonfact_ppl_ratio": "exp(after - before) of the cross-entropies of nonfact_ce_ratio",
     "nonfact_word_ce_ratio": "nonfact_ce_ratio without the book token, which nothing can predict",
     "nonfact_word_ppl_ratio": "nonfact_ppl_ratio without the book token",
 }
