@@ -28,8 +28,8 @@ from mlpswap.run_folder import alone
 from mlpswap.runs import results, write_json
 
 SCREENED = (
-    f"grids of more than {KEPT} settings were ranked on a sample of the prompts (at most {SAMPLE} preserved facts, one paraphrase "
-    f"of each altered one); the best {KEPT} of each are scored on all prompts, and only those are in the figures"
+    f"grids of more than {KEPT} settings were ranked on a sample of the prompts (at most {SAMPLE} preserved facts, one "
+    f"paraphrase of each altered one); the best {KEPT} of each are scored on all prompts, and only those are in the figures"
 )
 
 
