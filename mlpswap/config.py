@@ -172,7 +172,9 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
     from omegaconf import OmegaConf
 
     try:
-        _require_kinds(schema, dict(options), where)
+        for name, kind in get_type_hints(schema).items():
+            if kind in (bool, bool | None) and name in options:
+                _require_kind(kind, options[name], where, name)
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
         _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
@@ -209,15 +211,27 @@ _PLAIN: dict[type, tuple[Any, str]] = {
 def require_plain(config: Any) -> None:
     """For dataclasses that users make in Python: raise `ConfigError`, naming the field, for a value of another type.
 
-    Fields of types other than bool, int, float and str, or these or None, are left alone.
+    Fields of types other than bool, int, float and str, or these or None, are left alone, and so are those of a subclass that
+    have no value yet.
     """
-    for name, kind in get_type_hints(type(config)).items():
-        value = getattr(config, name)
+    try:
+        hints = get_type_hints(type(config))
+    except NameError:  # of types that only a type checker knows
+        return
+    for name in (each.name for each in fields(config) if hasattr(config, each.name)):
+        kind, value = hints[name], getattr(config, name)
         for plain, (wanted, noun) in _PLAIN.items():
             if kind == plain or (kind == plain | None and value is not None):
                 right = isinstance(value, wanted) and isinstance(value, bool) == (plain is bool)
-                if not right or (plain is float and not -math.inf < value < math.inf):
+                if not right or (plain is float and not _is_finite(value)):
                     raise ConfigError(f"{name} = {value!r}: expected {noun}")
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def to_plain(config: Any) -> dict[str, Any]:

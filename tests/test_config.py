@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from mlpswap_baselines.memit import MemitConfig
 from mlpswap_baselines.rome import RomeConfig, RomeOriginal
 
 from mlpswap.config import build_options, describe, find_config, load_config, option, to_plain, to_yaml
+from mlpswap.editing.editor import EditConfig
 from mlpswap.editing.residuals import ResidualOptions
 from mlpswap.editing.swap import SwapConfig
 from mlpswap.errors import ConfigError
@@ -167,12 +168,31 @@ def test_a_number_is_no_truth_value():
         (lambda: MemitConfig(cache=1), "cache = 1: expected true or false"),
         (lambda: FineTuningConfig(clamp=math.inf), "clamp = inf: expected a finite number"),
         (lambda: SwapConfig(on_conflict=None), "on_conflict = None: expected a text"),
+        (lambda: RomeConfig(lr=10**400), "lr = 10+: expected a finite number"),
         (lambda: ResidualOptions(10, lr=math.nan), "lr = nan: expected a finite number"),
     ],
 )
 def test_settings_made_in_python_are_checked_like_those_of_a_file(make, message, unchecked):
     with pytest.raises(ConfigError, match=f"^{message}$"):
         make()
+
+
+def test_a_plug_ins_settings_may_have_fields_of_any_kind(unchecked):
+    @dataclass(frozen=True)
+    class Config(EditConfig):
+        names: ClassVar[dict]
+        own: Inner | None = None
+        twice: int = field(init=False)
+
+        def __post_init__(self):
+            super().__post_init__()
+            object.__setattr__(self, "twice", 2)
+
+    assert Config(own=Inner()).twice == 2
+    built = build_options(RomeConfig, {"protocol": "original", "original": {"layers": (17,)}}, "rome")
+    assert built.original.layers == [17]
+    again = build_options(RomeConfig, {"protocol": "original", "original": built.original}, "rome")
+    assert again == built
 
 
 def test_settings_made_in_python_may_be_numpys(unchecked):

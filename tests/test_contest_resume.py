@@ -1,6 +1,7 @@
 """Going on with a benchmark, or a sequence of edits, that was stopped: nothing is lost, and no number differs."""
 
 import json
+import math
 import os
 import signal
 
@@ -24,7 +25,8 @@ STRANGE = [
     b"5", b"null", b"[]", b"{}", b'{"event": "edi', '{"a": "é'.encode()[:-1], b"\xff\xfe", b"[" * 100_000,
     *(json.dumps(GOOD | change).encode() for change in (
         {"rows": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"event": "editor"}, {"model": 3},
-        {"took": "1"}, {"took": None}, {"event": "editor", "patch": False, "seconds": [1]},
+        {"took": "1"}, {"took": None}, {"took": -1},
+        {"took": math.nan}, {"took": 10**400}, {"event": "editor", "patch": False, "seconds": [1]},
     )),
 ]  # fmt: skip
 

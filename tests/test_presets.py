@@ -94,3 +94,9 @@ def test_validate_looks_into_the_options_of_methods(tmp_path, text, capsys):
         check(path)
     assert main(["validate", str(path)]) == 2
     assert main(["validate", "books_tiny"]) == 0
+
+
+def test_a_swap_of_changes_alone_is_no_edit(tmp_path):
+    path = tmp_path / "swap.yaml"
+    path.write_text("model: runs/a\nchanges: {a: b}\n")
+    assert check(path)[0] == "swap"

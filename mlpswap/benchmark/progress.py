@@ -10,6 +10,8 @@ from mlpswap.runs import finite_or_null, write_text
 
 logger = logging.getLogger(__name__)
 
+ETERNITY = 1e12  # seconds, which nothing takes
+
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """All lines of the right form; a kill may have cut the last one short."""
@@ -39,7 +41,7 @@ def _is_line(content: Any) -> bool:
             times = (content.get(name, 0.0) for name in ("seconds", "took"))
             return (
                 content.keys() >= keys
-                and all(isinstance(time, int | float) for time in times)
+                and all(type(time) in (int, float) and 0 <= time < ETERNITY for time in times)
                 and all(isinstance(row, dict) and "error" in row for row in rows)
             )
     return False

@@ -22,8 +22,8 @@ SCHEMAS: dict[str, type] = {
     "stores": StoresConfig,
     "cost": CostConfig,
     "sequences": SequencesConfig,
-    "edit": EditConfig,
     "swap": SwapConfig,
+    "edit": EditConfig,
     "build": BuildConfig,
 }
 
