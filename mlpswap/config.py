@@ -211,8 +211,8 @@ _PLAIN: dict[type, tuple[Any, str]] = {
 def require_plain(config: Any) -> None:
     """For dataclasses that users make in Python: raise `ConfigError`, naming the field, for a value of another type.
 
-    Fields of types other than bool, int, float and str, or these or None, are left alone, and so are those of a subclass that
-    have no value yet.
+    Fields of types other than bool, int, float, str and dataclasses, or these or None, are left alone, and so are those of a
+    subclass that have no value yet.
     """
     try:
         hints = get_type_hints(type(config))
@@ -220,6 +220,12 @@ def require_plain(config: Any) -> None:
         return
     for name in (each.name for each in fields(config) if hasattr(config, each.name)):
         kind, value = hints[name], getattr(config, name)
+        nested = _nested(kind)
+        if nested and not isinstance(value, nested) and not (nested is not kind and value is None):
+            raise ConfigError(
+                f"{name} = {value!r}: expected a {nested.__name__}; build_options of mlpswap.config makes a "
+                f"{type(config).__name__} from mappings"
+            )
         for plain, (wanted, noun) in _PLAIN.items():
             if kind == plain or (kind == plain | None and value is not None):
                 right = isinstance(value, wanted) and isinstance(value, bool) == (plain is bool)

@@ -1,5 +1,8 @@
 """What can go wrong through the user's input. The command line prints one sentence and exits with 2."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MlpSwapError(Exception):
     """Base of every error that the user can mend; its text says where, what was found and what was expected."""
@@ -7,6 +10,17 @@ class MlpSwapError(Exception):
 
 class ConfigError(MlpSwapError, ValueError):
     """A configuration file, an override or a combination of settings is wrong."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors of the body become a `ConfigError` that begins with `where`, such as the file that is wrong."""
+    try:
+        yield
+    except MlpSwapError as error:
+        if str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
 
 
 class FactsError(MlpSwapError, ValueError):

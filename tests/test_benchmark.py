@@ -123,6 +123,7 @@ def test_an_editor_may_stand_twice_with_other_options(trained, tmp_path):
         ("[{name: swap, label: a}, {name: rome, label: a}]", "two of them have the label a"),
         ("[{name: swap, label: a}, {name: rome, label: A}]", "two of them have the label"),
         ("[{name: rome}, {name: swap, label: Rome}]", "two of them have the label rome"),
+        ("[{name: swap, label: Collect}]", "collect is the name of a stage"),
     ],
 )
 def test_a_label_must_name_one_file_and_one_entry(editors, message):
@@ -196,11 +197,12 @@ def test_a_host_that_was_edited_is_a_base_too(trained, tmp_path, capsys):
     assert json.loads((folder / "results.json").read_text())["base"] is None
 
 
-def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys):
+@pytest.mark.parametrize("damage", [{"templates": None}, {"environment": {"seconds": 1.0}}])
+def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys, damage):
     """Whatever is wrong with them, and by whichever verb the report is written."""
     shutil.copytree(trained, tmp_path / "base")
     results = json.loads((tmp_path / "base" / "results.json").read_text())
-    (tmp_path / "base" / "results.json").write_text(json.dumps(results | {"templates": None}))
+    (tmp_path / "base" / "results.json").write_text(json.dumps(results | damage))
     words = [
         f"model={tmp_path / 'base'}",
         f"output_dir={tmp_path / 'run'}",

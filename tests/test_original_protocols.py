@@ -36,7 +36,9 @@ def test_settings_of_the_original_protocol_are_an_object():
     """A mapping, as configuration files have it, would fail late and without a word of why."""
     config = RomeConfig(protocol="original", original=RomeOriginal(layers=[1]))
     object.__setattr__(config, "original", {"layers": [1]})  # past the type check that the tests have
-    with pytest.raises(ConfigError, match="build_options of mlpswap.config makes a RomeConfig"):
+    with pytest.raises(
+        ConfigError, match="expected a RomeOriginal; build_options of mlpswap.config makes a RomeConfig"
+    ):
         config.__post_init__()
 
 

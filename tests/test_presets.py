@@ -5,7 +5,7 @@ import pytest
 from mlpswap.cli import main
 from mlpswap.commands.validate import check
 from mlpswap.config import packaged_presets
-from mlpswap.errors import MlpSwapError
+from mlpswap.errors import ConfigError, MlpSwapError
 from mlpswap.training.config import TrainConfig
 
 PRESETS = {path.stem: path for path in packaged_presets()}
@@ -82,6 +82,7 @@ def test_the_grid_has_every_published_setting():
         "splits: [{altered: 1}]\neditors: [{name: nosuch}]\n",
         "splits: [{altered: 1}]\neditors: [{name: rome}]\nbase: nosuch\n",
         "batches: 1\neditors: [{name: rome}]\nbase: ssfr_tiny\n",
+        "splits: [{altered: 0}]\neditors: [{name: rome}]\n",
         "model: runs/a\neditor: {name: rome, lrr: 1}\nchanges: {a: b}\n",
         "model: runs/a\nconstruction: gd\noptions: {hh: 1}\nchanges: {a: b}\n",
         "n_embd: 8\nmlp: {construction: gd, hh: 1}\nfacts: {count: 8}\n",
@@ -94,6 +95,14 @@ def test_validate_looks_into_the_options_of_methods(tmp_path, text, capsys):
         check(path)
     assert main(["validate", str(path)]) == 2
     assert main(["validate", "books_tiny"]) == 0
+
+
+def test_validate_looks_into_the_base(tmp_path):
+    base, path = tmp_path / "base.yaml", tmp_path / "contest.yaml"
+    base.write_text("task: books\nmlp: {construction: nosuch}\n")
+    path.write_text(f"splits: [{{altered: 1}}]\neditors: [{{name: rome}}]\nbase: {base}\n")
+    with pytest.raises(ConfigError, match="contest.yaml: base = .*base.yaml: .*'nosuch'"):
+        check(path)
 
 
 def test_a_swap_of_changes_alone_is_no_edit(tmp_path):

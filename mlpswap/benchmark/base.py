@@ -13,7 +13,7 @@ from mlpswap.benchmark.config import ContestConfig
 from mlpswap.config import load_config, to_plain, to_yaml
 from mlpswap.editing import HostAdapter
 from mlpswap.editing.evaluation import LanguageCache, language_losses
-from mlpswap.errors import ConfigError, FactsError
+from mlpswap.errors import ConfigError, FactsError, naming
 from mlpswap.model.find import load_host
 from mlpswap.randomness import generator
 from mlpswap.run_folder import default_folder, run_folder
@@ -113,10 +113,8 @@ def base_options(config: ContestConfig, *overrides: str) -> Any:
     from mlpswap.training.config import TrainConfig
 
     threads = [] if config.threads is None else [f"threads={config.threads}"]
-    try:
+    with naming(f"base = {config.base}"):
         options = load_config(TrainConfig, config.base, [f"seed={config.seed}", *threads, *overrides])
-    except ConfigError as error:
-        raise ConfigError(f"base = {config.base}: {error}") from error
     if options.task != "books":
         raise ConfigError(SENTENCES.format(f"base = {config.base}"))
     return options

@@ -16,6 +16,7 @@ PRESETS = {
 }
 
 
+STAGES = ("base", "collect")  # whose seconds stand beside the editors'
 ENTRY_KEYS = ("name", "label", "grid")  # of an editor's entry; the others are its options
 LABEL = re.compile(r"\w[\w.+=-]{0,39}", re.ASCII)  # names files too
 
@@ -47,6 +48,8 @@ class ContestConfig:
             check_label(f"editors[{number}]", editor)
         # In lower case, as the names of files may be.
         names = [str(editor.get("label", editor["name"])).lower() for editor in self.editors]
+        if taken := next((name for name in names if name in STAGES), None):
+            raise ConfigError(f"editors: {taken} is the name of a stage; label that editor otherwise")
         labels = [editor["label"].lower() for editor in self.editors if "label" in editor]
         if twice := next((label for label in labels if names.count(label) > 1), None):
             raise ConfigError(f"editors: two of them have the label {twice}, or it is another's name")

@@ -9,7 +9,7 @@ from mlpswap.benchmark.entries import contenders, settings_of
 from mlpswap.commands.config import BuildConfig, EditConfig, StoresConfig, SwapConfig, ValidateConfig
 from mlpswap.config import build_options, find_config, load_config, load_yaml
 from mlpswap.cost.config import CostConfig
-from mlpswap.errors import ConfigError, MlpSwapError
+from mlpswap.errors import naming
 from mlpswap.registry import CONSTRUCTIONS, get
 from mlpswap.sequences.board.config import SequencesConfig
 from mlpswap.training.config import TrainConfig, construction_and_options
@@ -41,11 +41,9 @@ def check(path: Path) -> tuple[str, Any]:
     """
     keys = set(load_yaml(path))
     verb = max(SCHEMAS, key=lambda name: len(keys & {field.name for field in fields(SCHEMAS[name])}))
-    config: Any = load_config(SCHEMAS[verb], path)
-    try:
+    with naming(str(path)):
+        config: Any = load_config(SCHEMAS[verb], path)
         check_options(config)
-    except MlpSwapError as error:
-        raise ConfigError(f"{path}: {error}") from error
     return verb, config
 
 
@@ -60,7 +58,8 @@ def check_options(config: Any) -> None:
 
             contenders(config.editors)
             if config.model is None:
-                base_options(config)
+                with naming(f"base = {config.base}"):
+                    check_options(base_options(config))
         case EditConfig():
             settings_of(config.editor)
         case SwapConfig():

@@ -128,11 +128,6 @@ class ProtocolConfig(NumericConfig):
             )
         if self.original is None:
             return
-        if isinstance(self.original, Mapping):
-            raise ConfigError(
-                f"original: expected the settings as an object, found {self.original}; build_options of mlpswap.config makes "
-                f"a {type(self).__name__} from mappings"
-            )
         shared = {each.name for each in fields(ProtocolConfig)}
         for each in fields(self):
             if each.name not in shared and getattr(self, each.name) != each.default:

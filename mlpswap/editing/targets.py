@@ -40,6 +40,11 @@ class LayersConfig:
 
     def __post_init__(self) -> None:
         require_plain(self)
+        layers = self.layers
+        if not isinstance(layers, list | tuple) or not all(
+            type(each) is int and each >= 0 for each in layers
+        ):
+            raise ConfigError(f"original.layers = {layers!r}: expected a list of layers, as in [17]")
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise ConfigError(f"original.layers must be different layers, at least one: found {self.layers}")
 

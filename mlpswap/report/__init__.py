@@ -21,12 +21,14 @@ def write_report(folder: Path) -> dict[str, Path]:
     if not path.is_file():
         raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run")
     results = read_json(path, kind=str)
+    from jinja2 import TemplateError
+
     try:
         view = _view(results, folder)
         page = _page(folder.resolve().name, results["kind"], view)
     except MlpSwapError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise CheckpointError(
             f"{path} cannot be shown, because it is damaged or of another version: {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
