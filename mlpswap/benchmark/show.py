@@ -61,8 +61,8 @@ def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 LEGEND = (
-    "non-fact: cross-entropy of the other tokens, edited over unedited; selected: harmonic score of the setting that was\n"
-    "best on one half of the facts, on the other half, where harmonic is that of the best on all"
+    "non-fact: cross-entropy of the other tokens, edited over unedited; harmonic: of the setting that is best on all facts;\n"
+    "selected: of the one that is best on half of them, scored on the other half, where it may come out higher"
 )
 
 

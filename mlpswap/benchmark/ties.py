@@ -4,7 +4,8 @@ CLOSE = 0.005  # scores nearer than this are a tie at any number of facts
 
 TIE_RULE = (
     f"An editor ties with the best one if its harmonic score is less than max({CLOSE}, 1 / (3 N)) below the best, where N is "
-    "the number of altered facts scored: all of them for oracle, half of them, rounded up, for selected."
+    "the number of altered facts scored: all of them for oracle, half of them, rounded up, for selected. One fact more or less "
+    "moves the score by about 1 / (3 N)."
 )
 
 

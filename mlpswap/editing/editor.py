@@ -113,7 +113,7 @@ class ProtocolConfig(NumericConfig):
         "'single_layer' (arXiv 2512.00207, A.3.4) or 'original', as the editor was first published",
     )
     original: Any = option(
-        None, "settings of the original protocol, such as {layers: [17]}; null: the other one"
+        None, "settings of the original protocol, such as {layers: [17]}; null: protocol single_layer"
     )
 
     def __post_init__(self) -> None:
