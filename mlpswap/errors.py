@@ -12,17 +12,6 @@ class ConfigError(MlpSwapError, ValueError):
     """A configuration file, an override or a combination of settings is wrong."""
 
 
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Errors of the body become a `ConfigError` that begins with `where`, such as the file that is wrong."""
-    try:
-        yield
-    except MlpSwapError as error:
-        if str(error).startswith(where):
-            raise
-        raise ConfigError(f"{where}: {error}") from error
-
-
 class FactsError(MlpSwapError, ValueError):
     """A fact file or a fact set is wrong: names the file and the line, or the key."""
 
@@ -87,3 +76,14 @@ class NotDecodableError(EmbeddingsError):
         more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
         super().__init__(f"values {', '.join(map(str, indices[:8]))}{more} {why}")
         self.indices = indices
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors of the body become a `ConfigError` that begins with `where`, such as the file that is wrong."""
+    try:
+        yield
+    except MlpSwapError as error:
+        if str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
