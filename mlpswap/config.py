@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mlpswap.errors import ConfigError
 
 T = TypeVar("T")
 MOST_KEYS = 16  # that an error names
+MOST_THREADS = 1024
 LONGEST = 400  # characters of another library's complaint
 
 
@@ -34,7 +35,11 @@ def find_config(name: str) -> Path:
     """The file that `--config NAME` means: a path, or the name of a packaged preset (no folder, no suffix)."""
     path = Path(name)
     if path.suffix or path.parent != Path("."):
-        if not path.is_file():
+        try:
+            found = path.is_file()
+        except OSError as error:
+            raise ConfigError(f"config file {name[:40]}... cannot be used: {error.strerror}") from error
+        if not found:
             raise ConfigError(f"config file {path} does not exist (working directory: {os.getcwd()})")
         return path
     presets = {preset.stem: preset for preset in packaged_presets()}
@@ -140,25 +145,26 @@ def _require_kinds(schema: type, content: Any, where: str, prefix: str = "") -> 
 
     OmegaConf takes any number for a truth value.
     """
-    for name, kind in get_type_hints(schema).items():
-        if isinstance(content, dict) and name in content:
+    for name, kind in _hints(schema).items():
+        if isinstance(content, Mapping) and name in content:
             _require_kind(kind, content[name], where, prefix + name)
 
 
 def _require_kind(kind: Any, value: Any, where: str, key: str) -> None:
-    nested, origin = _nested(kind), get_origin(kind)
-    if nested and nested is not kind and value is None:
+    (kind, optional), text = _without_null(kind), isinstance(value, str)
+    if text and "${" in value or optional and value is None:
         return
-    if nested or origin in (dict, list) or kind is bool or kind == bool | None and value is not None:
-        wanted = dict if nested else origin if origin in (dict, list) else bool
-        if not isinstance(value, wanted) and not (isinstance(value, str) and "${" in value):
-            noun = {list: "a list, as in [...]", dict: "a mapping, as in {...}", bool: "true or false"}[
-                wanted
-            ]
-            raise ConfigError(f"{where}: {key}: expected {noun}, found {value!r}")
-    if nested:
-        _require_kinds(nested, value, where, f"{key}.")
-    elif origin is list and isinstance(value, list):
+    if is_dataclass(kind) or get_origin(kind) is dict:
+        right, noun = isinstance(value, Mapping) or is_dataclass(value), "a mapping, as in {...}"
+    elif get_origin(kind) is list:
+        right, noun = isinstance(value, Sequence) and not text, "a list, as in [...]"
+    else:
+        right, noun = kind is not bool or isinstance(value, bool), "true or false"
+    if not right:
+        raise ConfigError(f"{where}: {key}: expected {noun}, found {value!r}")
+    if is_dataclass(kind):
+        _require_kinds(kind, value, where, f"{key}.")  # type: ignore[arg-type]
+    elif get_origin(kind) is list:
         for place, item in enumerate(value):
             _require_kind(get_args(kind)[0], item, where, f"{key}[{place}]")
 
@@ -172,9 +178,7 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
     from omegaconf import OmegaConf
 
     try:
-        for name, kind in get_type_hints(schema).items():
-            if kind in (bool, bool | None) and name in options:
-                _require_kind(kind, options[name], where, name)
+        _require_kinds(schema, options, where)
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
         _require_numbers(OmegaConf.to_container(merged), where)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
@@ -214,23 +218,21 @@ def require_plain(config: Any) -> None:
     Fields of types other than bool, int, float, str and dataclasses, or these or None, are left alone, and so are those of a
     subclass that have no value yet.
     """
-    try:
-        hints = get_type_hints(type(config))
-    except NameError:  # of types that only a type checker knows
-        return
-    for name in (each.name for each in fields(config) if hasattr(config, each.name)):
-        kind, value = hints[name], getattr(config, name)
-        nested = _nested(kind)
-        if nested and not isinstance(value, nested) and not (nested is not kind and value is None):
+    hints = _hints(type(config))
+    for name in (each.name for each in fields(config) if each.name in hints and hasattr(config, each.name)):
+        (kind, optional), value = _without_null(hints[name]), getattr(config, name)
+        if optional and value is None:
+            continue
+        if is_dataclass(kind) and not isinstance(value, kind):  # type: ignore[arg-type]
             raise ConfigError(
-                f"{name} = {value!r}: expected a {nested.__name__}; build_options of mlpswap.config makes a "
+                f"{name} = {value!r}: expected a {_type_name(kind)}; build_options of mlpswap.config makes a "
                 f"{type(config).__name__} from mappings"
             )
-        for plain, (wanted, noun) in _PLAIN.items():
-            if kind == plain or (kind == plain | None and value is not None):
-                right = isinstance(value, wanted) and isinstance(value, bool) == (plain is bool)
-                if not right or (plain is float and not _is_finite(value)):
-                    raise ConfigError(f"{name} = {value!r}: expected {noun}")
+        if isinstance(kind, type) and kind in _PLAIN:
+            wanted, noun = _PLAIN[kind]
+            right = isinstance(value, wanted) and isinstance(value, bool) == (kind is bool)
+            if not right or (kind is float and not _is_finite(value)):
+                raise ConfigError(f"{name} = {value!r}: expected {noun}")
 
 
 def _is_finite(number: Any) -> bool:
@@ -238,6 +240,12 @@ def _is_finite(number: Any) -> bool:
         return math.isfinite(number)
     except OverflowError:  # a whole number that no float can hold
         return False
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise `ConfigError` for a number of CPU threads that no machine has."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"threads = {threads}: expected 1 to {MOST_THREADS}")
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -254,19 +262,20 @@ def to_yaml(config: Any) -> str:
 
 def describe(schema: type, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     """(key, type, default, help) of every field, nested ones with their full name; one that may be null stands itself, too."""
-    hints = get_type_hints(schema)
+    hints = _hints(schema)
     for each in fields(schema):
-        key, kind = prefix + each.name, hints[each.name]
-        nested = _nested(kind)
-        if nested is not kind:
+        key, kind = prefix + each.name, hints.get(each.name, each.type)
+        inner, optional = _without_null(kind)
+        nested = is_dataclass(inner)
+        if optional or not nested:
             yield (
                 key,
                 "null, or a mapping" if nested else _type_name(kind),
-                _default(each),
+                default_of(each),
                 each.metadata.get("help", ""),
             )
         if nested:
-            yield from describe(nested, key + ".")
+            yield from describe(inner, key + ".")
 
 
 def keys_of(schema: type) -> Iterator[str]:
@@ -276,13 +285,25 @@ def keys_of(schema: type) -> Iterator[str]:
         yield f"      {text}"
 
 
-def _nested(kind: Any) -> type | None:
-    """The dataclass that a field holds, or may hold besides null."""
-    options = (kind, *(get_args(kind) if isinstance(kind, UnionType) else ()))
-    return next((option for option in options if is_dataclass(option)), None)  # type: ignore[return-value]
+def _hints(schema: type) -> dict[str, Any]:
+    """Types of fields by their names, without those of a class that has some which only a type checker can read."""
+    try:
+        return get_type_hints(schema)
+    except Exception:  # whatever they raise when they are evaluated
+        own = vars(schema).get("__annotations__", {})
+        assert schema.__base__ is not None
+        return {name: kind for name, kind in _hints(schema.__base__).items() if name not in own}
 
 
-def _default(each: Field) -> Any:
+def _without_null(kind: Any) -> tuple[Any, bool]:
+    """(X, whether null may stand there, too) of X, `X | None` and `Optional[X]`; other unions as they are."""
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    others = [each for each in options if each is not NoneType]
+    return (others[0], len(options) > 1) if len(others) == 1 else (kind, False)
+
+
+def default_of(each: Field) -> Any:
+    """What a field is where nothing is given."""
     if each.default is not MISSING:
         return each.default
     return each.default_factory() if each.default_factory is not MISSING else "(required)"

@@ -1,6 +1,9 @@
 """Short benchmarks and sequences of edits on the host of the fixture `trained`."""
 
+import json
+
 from mlpswap.benchmark.config import BenchmarkConfig, SequentialConfig
+from mlpswap.benchmark.progress import line_of
 from mlpswap.benchmark.run import benchmark
 from mlpswap.commands.sequential import sequential
 from mlpswap.config import load_config
@@ -21,6 +24,14 @@ def run_benchmark(folder, trained, *overrides, **flags):
 def run_sequence(folder, trained, *words, **flags):
     given = [f"model={trained}", f"output_dir={folder}", "derange=true", "batches=2", "size=4", *words]
     return sequential(load_config(SequentialConfig, None, given), **flags)
+
+
+def with_seconds(lines, **seconds):
+    """The text of `metrics.jsonl` with other times."""
+    contents = [json.loads(line) for line in lines]
+    return "".join(
+        line_of({name: each[name] for name in each if name != "sha256"} | seconds) for each in contents
+    )
 
 
 def untimed(rows, editor=None):

@@ -197,7 +197,10 @@ def test_a_host_that_was_edited_is_a_base_too(trained, tmp_path, capsys):
     assert json.loads((folder / "results.json").read_text())["base"] is None
 
 
-@pytest.mark.parametrize("damage", [{"templates": None}, {"environment": {"seconds": 1.0}}])
+@pytest.mark.parametrize(
+    "damage",
+    [{"templates": None}, {"environment": {"seconds": 1.0}}],
+)
 def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys, damage):
     """Whatever is wrong with them, and by whichever verb the report is written."""
     shutil.copytree(trained, tmp_path / "base")
@@ -212,6 +215,19 @@ def test_results_that_cannot_be_shown_are_named(trained, tmp_path, capsys, damag
     assert main(["benchmark", *words]) == 2
     assert "run/results.json cannot be shown" in capsys.readouterr().err
     assert (tmp_path / "run" / "results.json").is_file()
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', "[" * 900 + "]" * 900])
+def test_results_that_could_not_be_written_again_are_refused_at_once(trained, tmp_path, capsys, text):
+    """Half a character, or lists in lists in lists: the benchmark's own results would be lost at its end."""
+    shutil.copytree(trained, tmp_path / "base")
+    path = tmp_path / "base" / "results.json"
+    path.write_text(path.read_text().replace('"schema": 1', f'"schema": {text}', 1))
+    words = [f"model={tmp_path / 'base'}", f"output_dir={tmp_path / 'run'}", "splits=[{altered: 3}]"]
+    for each in (["benchmark", *words], ["report", str(tmp_path / "base")]):
+        assert main(each) == 2
+        assert "base/results.json cannot be read: " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_splits_that_alter_as_many_keep_apart(trained, tmp_path, model):

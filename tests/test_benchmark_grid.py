@@ -15,6 +15,7 @@ from mlpswap.config import load_config
 from mlpswap.editing import SecondMoment
 from mlpswap.errors import ConfigError
 from mlpswap.randomness import generator
+from tests.contests import with_seconds
 
 
 def _benchmark(folder, trained, *overrides, **flags):
@@ -135,11 +136,9 @@ def test_a_grid_goes_on_where_it_stopped(trained, tmp_path, monkeypatch, screen)
         patch.setattr(Memit, "edit_grid", grid)
         with pytest.raises(KeyboardInterrupt):
             _benchmark(folder, trained, *words)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["setting"] * 5
-    for line in lines:
-        line["took"] = 1000.0  # seconds, which count on
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["setting"] * 5
+    (folder / "metrics.jsonl").write_text(with_seconds(lines, took=1000.0))
     resumed = _benchmark(folder, trained, *words, resume=True)
     whole = _benchmark(tmp_path / "whole", trained, *words)
     assert _plain(resumed["rows"]) == _plain(whole["rows"])

@@ -105,6 +105,22 @@ def test_validate_looks_into_the_base(tmp_path):
         check(path)
 
 
+def test_a_file_without_splits_is_a_sequence(tmp_path):
+    path = tmp_path / "sequential.yaml"
+    path.write_text("model: runs/a\neditors: [{name: rome}]\n")
+    assert check(path)[0] == "sequential"
+
+
+def test_a_name_that_no_file_can_have_is_named(tmp_path):
+    path = tmp_path / "contest.yaml"
+    path.write_text(f"base: {'x' * 5000}.yaml\neditors: [{{name: rome}}]\n")
+    with pytest.raises(
+        ConfigError,
+        match=r"contest.yaml: base = x+\.yaml: config file x+\.\.\. cannot be used: File name too",
+    ):
+        check(path)
+
+
 def test_a_swap_of_changes_alone_is_no_edit(tmp_path):
     path = tmp_path / "swap.yaml"
     path.write_text("model: runs/a\nchanges: {a: b}\n")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlpswap.config import option
+from mlpswap.config import check_threads, option
 from mlpswap.errors import ConfigError
 
 MODES = ("independent", "batch", "sequential")
@@ -53,8 +53,7 @@ class ContestConfig:
         labels = [editor["label"].lower() for editor in self.editors if "label" in editor]
         if twice := next((label for label in labels if names.count(label) > 1), None):
             raise ConfigError(f"editors: two of them have the label {twice}, or it is another's name")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads = {self.threads}: expected at least 1")
+        check_threads(self.threads)
 
 
 def check_label(where: str, editor: Mapping[str, Any]) -> None:

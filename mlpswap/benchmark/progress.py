@@ -6,45 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from mlpswap.errors import CheckpointError
+from mlpswap.model.saving import json_sha256
 from mlpswap.runs import finite_or_null, write_text
 
 logger = logging.getLogger(__name__)
 
-ETERNITY = 1e12  # seconds, which nothing takes
-
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """All lines of the right form; a kill may have cut the last one short."""
-    found: list[Any] = []
-    unreadable = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
-            unreadable += 1
-    lines = [line for line in found if _is_line(line)]
-    if lost := unreadable + len(found) - len(lines):
-        logger.warning("%s: %d unreadable lines are dropped, and what they told is done again", path, lost)
+    """The lines that are as they were written; a kill may have cut the last one short."""
+    found = [_content(line) for line in (path.read_bytes().splitlines() if path.is_file() else ())]
+    lines = [line for line in found if line is not None]
+    if lost := len(found) - len(lines):
+        logger.warning("%s: %d damaged lines are dropped, and what they told is done again", path, lost)
     return lines
 
 
-def _is_line(content: Any) -> bool:
-    match content:
-        case {
-            "event": "editor" | "setting",
-            "model": str(),
-            "split": str(),
-            "editor": str(),
-            "rows": [_, *_] as rows,
-        }:
-            keys = {"seconds", "patch"} if content["event"] == "editor" else set()
-            times = (content.get(name, 0.0) for name in ("seconds", "took"))
-            return (
-                content.keys() >= keys
-                and all(type(time) in (int, float) and 0 <= time < ETERNITY for time in times)
-                and all(isinstance(row, dict) and "error" in row for row in rows)
-            )
-    return False
+def _content(line: bytes) -> dict[str, Any] | None:
+    """What a line tells, None if that is not what was written."""
+    try:
+        content = json.loads(line)
+        if isinstance(content, dict) and content.pop("sha256", None) == json_sha256(content):
+            return content
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 class Progress:
@@ -92,7 +77,7 @@ class Progress:
         """Write the line of a setting."""
         self.lines.append(self._line("setting", split, editor, content))
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_text(self.lines[-1]))
+            file.write(line_of(self.lines[-1]))
 
     def _drop(self, split: str, editor: str) -> None:
         mine = self._of(split, editor)
@@ -107,8 +92,9 @@ class Progress:
         )
 
     def _write(self) -> None:
-        write_text(self.path, "".join(map(_text, self.lines)))
+        write_text(self.path, "".join(map(line_of, self.lines)))
 
 
-def _text(line: dict[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False) + "\n"
+def line_of(content: dict[str, Any]) -> str:
+    """A line of the file, with a hash of what it tells."""
+    return json.dumps(content | {"sha256": json_sha256(content)}, ensure_ascii=False) + "\n"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mlpswap.config import option
+from mlpswap.config import check_threads, option
 from mlpswap.errors import ConfigError
 from mlpswap.training.config import FactsOptions
 
@@ -57,8 +57,7 @@ class StoresConfig:
         for key, least in (("n_embd", 2), ("points", 2), ("max_memories", 16), ("queries", 1)):
             if getattr(self, key) < least:
                 raise ConfigError(f"{key} = {getattr(self, key)}: expected at least {least}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads = {self.threads}: expected at least 1")
+        check_threads(self.threads)
         if not self.stores:
             raise ConfigError("stores is empty: give at least one, as in stores=[{name: attention}]")
         if self.memories is not None and (not self.memories or min(self.memories) < 2):

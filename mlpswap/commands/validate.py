@@ -17,8 +17,8 @@ from mlpswap.training.config import TrainConfig, construction_and_options
 # A file belongs to the verb with which it shares most keys, the first of them on a tie.
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
-    "benchmark": BenchmarkConfig,
     "sequential": SequentialConfig,
+    "benchmark": BenchmarkConfig,
     "stores": StoresConfig,
     "cost": CostConfig,
     "sequences": SequencesConfig,
@@ -58,8 +58,9 @@ def check_options(config: Any) -> None:
 
             contenders(config.editors)
             if config.model is None:
+                base = base_options(config)
                 with naming(f"base = {config.base}"):
-                    check_options(base_options(config))
+                    check_options(base)
         case EditConfig():
             settings_of(config.editor)
         case SwapConfig():

@@ -5,7 +5,7 @@ The caller applies, times, scores, undoes and saves, the same way for every edit
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import compress
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mlpswap.config import option, require_plain
+from mlpswap.config import default_of, option, require_plain
 from mlpswap.editing.adapters import Adapter
 from mlpswap.editing.moments import SecondMoment
 from mlpswap.editing.requests import EditRequest, Prompts, merge_requests
@@ -128,9 +128,13 @@ class ProtocolConfig(NumericConfig):
             )
         if self.original is None:
             return
+        if not is_dataclass(self.original):
+            raise ConfigError(
+                f"original = {self.original!r}: expected an object with the settings of that protocol"
+            )
         shared = {each.name for each in fields(ProtocolConfig)}
         for each in fields(self):
-            if each.name not in shared and getattr(self, each.name) != each.default:
+            if each.init and each.name not in shared and getattr(self, each.name) != default_of(each):
                 names = ", ".join(known.name for known in fields(self.original))
                 raise ConfigError(
                     f"{each.name} is a setting of the single-layer protocol; original has {names}"

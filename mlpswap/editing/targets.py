@@ -12,9 +12,10 @@ where p and p_0 are the edited and the unedited distribution at the subject's la
 All requests are one problem, as in `mlpswap.editing.residuals`: its rows evolve as if each were alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from numbers import Integral
 
 import torch
 from jaxtyping import Bool, Float
@@ -41,12 +42,12 @@ class LayersConfig:
     def __post_init__(self) -> None:
         require_plain(self)
         layers = self.layers
-        if not isinstance(layers, list | tuple) or not all(
-            type(each) is int and each >= 0 for each in layers
-        ):
-            raise ConfigError(f"original.layers = {layers!r}: expected a list of layers, as in [17]")
-        if not self.layers or len(set(self.layers)) < len(self.layers):
-            raise ConfigError(f"original.layers must be different layers, at least one: found {self.layers}")
+        numbers = list(layers) if isinstance(layers, Collection) else [None]
+        right = all(isinstance(each, Integral) and type(each) is not bool and each >= 0 for each in numbers)
+        if not right or not numbers or len(set(numbers)) < len(numbers):
+            raise ConfigError(
+                f"original.layers = {layers!r}: expected different layers from 0, at least one, as in [17]"
+            )
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ def write_report(folder: Path) -> dict[str, Path]:
 
     try:
         view = _view(results, folder)
-        page = _page(folder.resolve().name, results["kind"], view)
+        write_text(folder / "report.html", _page(folder.resolve().name, results["kind"], view))
     except MlpSwapError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
+    except (
+        LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, TemplateError
+    ) as error:  # fmt: skip
         raise CheckpointError(
             f"{path} cannot be shown, because it is damaged or of another version: {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
         ) from error
-    write_text(folder / "report.html", page)
     return _write_figures(folder / "figures", view.pictures)
 
 

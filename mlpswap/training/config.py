@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mlpswap.config import option, packaged_books
+from mlpswap.config import check_threads, option, packaged_books
 from mlpswap.errors import ConfigError
 
 
@@ -132,9 +132,9 @@ class TrainConfig:
                             ("keep_checkpoints", 1)):  # fmt: skip
             _least(f"training.{name}", getattr(self.training, name), least)
         _least("evaluation.pairs", self.evaluation.pairs, 0)
-        for name in ("threads", "facts.count", "training.negatives"):
-            section, _, leaf = name.rpartition(".")
-            value = getattr(getattr(self, section) if section else self, leaf)
+        for name in ("facts.count", "training.negatives"):
+            section, _, leaf = name.partition(".")
+            value = getattr(getattr(self, section), leaf)
             if value is not None:
                 _least(name, value, 1)
         for name in ("p_nonvalue", "p_noise"):
@@ -153,8 +153,7 @@ class TrainConfig:
             raise ConfigError(
                 f"training.early_stop = {self.training.early_stop}: expected an accuracy, or null"
             )
-        if self.threads is not None and self.threads > 1024:
-            raise ConfigError(f"threads = {self.threads}: expected at most 1024")
+        check_threads(self.threads)
         if self.training.warmup > self.training.steps:
             raise ConfigError(
                 f"training.warmup = {self.training.warmup}: expected at most training.steps = {self.training.steps}, else "
