@@ -292,8 +292,8 @@ class _Once(logging.Filter):
 
 
 def _safe(text: str) -> str:
-    """Facts may hold control characters; a terminal must not obey them."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    """One line: what is quoted may hold line breaks, and control characters, which a terminal must not obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 if __name__ == "__main__":

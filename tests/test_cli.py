@@ -364,3 +364,11 @@ def test_nothing_to_resume(tmp_path, capsys):
     for verb in ("benchmark", "sequential", "train"):
         assert main([verb, "--resume", f"output_dir={tmp_path / 'gone'}"]) == 2
         assert "gone holds no run to resume" in capsys.readouterr().err
+
+
+def test_a_mistake_with_line_breaks_still_gets_one_line(capsys, tmp_path):
+    path = tmp_path / "contest.yaml"
+    path.write_text('editors: [{name: "ro\\nme"}]\n')
+    assert main(["validate", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"no editor 'ro\nme'" in line
