@@ -74,6 +74,13 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread_again():
+    """Whatever a test has set."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def unchecked():
     """Annotations unchecked, as users run the package: what reaches it is what they passed."""
