@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mlpswap.errors import ConfigError
+from mlpswap.errors import ConfigError, naming
 
 T = TypeVar("T")
 MOST_KEYS = 16  # that an error names
@@ -178,14 +178,13 @@ def build_options(schema: type[T], options: Mapping[str, Any], where: str) -> T:
     from omegaconf import OmegaConf
 
     try:
-        _require_kinds(schema, options, where)
-        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
-        _require_numbers(OmegaConf.to_container(merged), where)
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except ConfigError as error:
-        if str(error).startswith(where):
-            raise
-        raise ConfigError(f"{where}: {error}") from error
+        with naming(where):
+            _require_kinds(schema, options, where)
+            merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(options)))
+            _require_numbers(OmegaConf.to_container(merged), where)
+            return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except ConfigError:
+        raise
     except Exception as error:  # OmegaConf raises much, and a plug-in's own checks anything
         raise ConfigError(f"{where}: {_one_line(error)}{_hint(schema, error)}") from error
 

@@ -143,9 +143,8 @@ def read_json(path: str | Path, **fields: Any) -> Any:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        json.dumps(
-            finite_or_null(content), ensure_ascii=False
-        ).encode()  # another run's results may have to hold it
+        # Another run's results may have to hold it.
+        json.dumps(finite_or_null(content), ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if fields and not isinstance(content, dict):
